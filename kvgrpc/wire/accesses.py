@@ -14,7 +14,9 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.values import (
     CLOSE_OUTCOMES,
+    DATA_PATHS,
     block_lists,
+    core_data_path,
     core_reason,
     data_path,
     layer_ranges,
@@ -142,6 +144,7 @@ def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
         memory_generation=row.memory_generation,
         transfer_id=transfer_id,
         lease_id=lease_id,
+        data_paths=tuple(map(core_data_path, row.data_paths)) if len(row.data_paths) <= len(DATA_PATHS) else (),
     )
 
 

@@ -18,6 +18,7 @@ from kvgrpc.wire.values import (
     block_lists,
     close_outcome,
     core_data_path,
+    data_path,
     duration,
     error_row,
     layer_range,
@@ -162,3 +163,4 @@ def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
     into.memory_generation = row.memory_generation
     into.transfer_id = row.transfer_id
     into.lease_id = row.lease_id
+    into.data_paths.extend(map(data_path, row.data_paths))

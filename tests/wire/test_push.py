@@ -123,3 +123,12 @@ def test_a_destination_that_has_all_tokens_of_a_group_lists_it_without_blocks() 
     peer_calls.openings(actions.Openings((opened,)), reply)
     heard = accesses.opened(peer_pb2.OpenAccessResponse.FromString(reply.SerializeToString()), LIMIT)
     assert [(group, ids.tolist()) for group, ids in heard.blocks] == [(0, []), (1, [4, 5])]
+
+
+def test_an_answer_says_by_which_data_paths_a_destination_reads_and_more_than_there_are_say_nothing() -> None:
+    paths, none = ("cma", "nixl"), ((0, np.array([], dtype=np.int64)),)
+    reply = peer_pb2.OpenAccessResponse()
+    peer_calls.openings(actions.Openings((events.Opened(none, 40, 40, 1.0, 30.0, 0, data_paths=paths),)), reply)
+    assert accesses.opened(reply, LIMIT).data_paths == paths
+    reply.results[0].data_paths.extend([common_pb2.DATA_PATH_CMA] * len(common_pb2.DataPath.values()))
+    assert accesses.opened(reply, LIMIT).data_paths == ()

@@ -166,6 +166,8 @@ class Opened:
     memory_generation: int
     transfer_id: str = ""
     lease_id: str = ""
+    data_paths: tuple[str, ...] = ()
+    """Data paths by which a destination that moves the bytes reads, each once; empty: not known."""
 
 
 @dataclass(frozen=True, eq=False)

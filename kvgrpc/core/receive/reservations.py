@@ -261,7 +261,7 @@ class Reservations:
     def opened(self, access: Access) -> Opened:
         """Returns what the opener of an open access may fill."""
         state = self._state
-        reservation = self._reservation_of(access)
+        reservation, peer = self._reservation_of(access), state.peers.lives[access.peer]
         return Opened(
             blocks=tuple(enumerate(reservation.filled)),
             token_count=reservation.claim.tokens,
@@ -271,6 +271,7 @@ class Reservations:
             memory_generation=state.life.engine.memory_generation,
             transfer_id=reservation.transfer_id,
             lease_id=reservation.target_id,
+            data_paths=tuple(sorted(peer.data_paths)) if access.opening.reverse_access_id and peer.reachable else (),
         )
 
     def settle(self, access: Access, row: AccessSettling) -> Verdict:

@@ -6,6 +6,8 @@
 The steps shared with a pull are in `moves.course`. Ends are in `push_ends`.
 """
 
+from dataclasses import replace
+
 from kvgrpc.core.actions import SendParts
 from kvgrpc.core.events import Opened, PartsAnswered
 from kvgrpc.core.moves.course import Course
@@ -140,6 +142,8 @@ class PushCourse(Course[Registration]):
     def _accept(self, move: Registration, peer: Peer, opened: Opened) -> None:
         """Handles the answer to OpenAccess, which names the blocks to fill."""
         move.told, move.telling = move.telling, 0
+        if not move.writes:
+            self._reads_by(move, peer, opened.data_paths)
         move.progress = Progress(self._state.life.engine.pool, opened.token_count)
         self._state.moves.weigh(move)
         self._state.change(
@@ -192,7 +196,7 @@ class PushCourse(Course[Registration]):
         """Opens a READ access on our own lease for the destination."""
         state = self._state
         lease = state.send.leases.get(move.push.lease_id)
-        opening = AccessOpening(move.reverse_id, b"", None)
+        opening = AccessOpening(move.reverse_id, b"", None, data_paths=peer.reads_by)
         access = Access(opening, peer.description.engine_id, peer.key, lease.id, state.now)
         access.move(AccessState.OPEN)
         state.access.add(peer, access)
@@ -201,6 +205,17 @@ class PushCourse(Course[Registration]):
         state.pool.pins.add(access.owner, PinKind.ACCESS, nothing, state.now)
         state.access.weigh(access)
         state.expect(access, open_=True)
+
+    def _reads_by(self, move: Registration, peer: Peer, data_paths: tuple[str, ...]) -> None:
+        """Takes the destination's word on how it reads. Ranks need no turns for most data paths, and a turn takes their
+        engine's processor and its interpreter.
+        """
+        state, peer.reads_by = self._state, data_paths
+        access = state.access.rows[move.reverse_id]
+        if access.state is AccessState.OPEN and access.opening.data_paths != data_paths:
+            state.expect(access, open_=False)
+            access.opening = replace(access.opening, data_paths=data_paths)
+            state.expect(access, open_=True)
 
     def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> AccessOpening:
         reverse = b"" if move.writes else move.reverse_id

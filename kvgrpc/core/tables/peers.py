@@ -75,6 +75,8 @@ class Peer:
     """Accesses that it asked for here, in that order, with closed ones that are still remembered."""
     closed_early: set[bytes] = field(default_factory=set)
     """Accesses among them that it closed before it opened them."""
+    reads_by: tuple[str, ...] = ()
+    """Data paths by which it last said that it reads what is pushed to it; empty: not known."""
 
     def __post_init__(self) -> None:
         self.since = self.heard

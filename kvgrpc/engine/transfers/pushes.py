@@ -70,16 +70,17 @@ class Push(Handle):
         self, blocks: AnyBlocks, *, layers: LayerRange | None = None, last: bool = False, after_step: int = 0
     ) -> None:
         """Hands one part over: whole blocks that follow those of the same layers handed over before. In a group with a
-        window, the first block is the one in which the window of the prompt's end begins.
+        window, the first block is the one in which the window of the prompt's end begins. The first part of a prefill
+        states the content, which costs each lead time for every token.
 
         `layers` None: all. `last`: every block of the content is handed over with this part, in all layers; only then
         may the block that holds the prompt's end be partly filled. Only a last part after others may have no blocks.
         """
+        own, first = named_blocks(blocks, self.incarnation), not self.lease_id
         self.lease_id = self.lease_id or self.mint()
-        own = named_blocks(blocks, self.incarnation)
         part = handoff_pb2.PushPart(
             blocks=own if own.groups else None,
-            content=self.content.message,
+            content=self.content.message if first else None,
             last=last,
             after_step=after_step,
             priority=self.priority,

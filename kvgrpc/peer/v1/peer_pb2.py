@@ -27,7 +27,7 @@ from kvgrpc.v1 import calls_pb2 as kvgrpc_dot_v1_dot_calls__pb2
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvgrpc/v1/calls.proto\x1a\x16kvgrpc/v1/common.proto\"D\n\x06\x43\x61ller\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x12\n\x05proof\x18\x03 \x01(\x0c\x42\x03\x80\x01\x01\"b\n\x0f\x43onverseRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.kvgrpc.peer.v1.PeerCall\x12&\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x16.kvgrpc.peer.v1.Caller\"\xca\x03\n\x08PeerCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x38\n\x0bopen_access\x18\x03 \x01(\x0b\x32!.kvgrpc.peer.v1.OpenAccessRequestH\x00\x12<\n\rsettle_access\x18\x04 \x01(\x0b\x32#.kvgrpc.peer.v1.SettleAccessRequestH\x00\x12:\n\x0c\x63lose_access\x18\x05 \x01(\x0b\x32\".kvgrpc.peer.v1.CloseAccessRequestH\x00\x12\x38\n\x0bparts_ready\x18\x06 \x01(\x0b\x32!.kvgrpc.peer.v1.PartsReadyRequestH\x00\x12@\n\x0f\x63hecksum_blocks\x18\x07 \x01(\x0b\x32%.kvgrpc.peer.v1.ChecksumBlocksRequestH\x00\x12\x34\n\tpost_send\x18\x08 \x01(\x0b\x32\x1f.kvgrpc.peer.v1.PostSendRequestH\x00\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\n\x04\x63\x61ll\"?\n\x10\x43onverseResponse\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.kvgrpc.peer.v1.PeerAnswer\"\xbb\x03\n\nPeerAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12&\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.kvgrpc.v1.CallStatusH\x00\x12\x39\n\x0bopen_access\x18\x03 \x01(\x0b\x32\".kvgrpc.peer.v1.OpenAccessResponseH\x00\x12=\n\rsettle_access\x18\x04 \x01(\x0b\x32$.kvgrpc.peer.v1.SettleAccessResponseH\x00\x12;\n\x0c\x63lose_access\x18\x05 \x01(\x0b\x32#.kvgrpc.peer.v1.CloseAccessResponseH\x00\x12\x39\n\x0bparts_ready\x18\x06 \x01(\x0b\x32\".kvgrpc.peer.v1.PartsReadyResponseH\x00\x12\x41\n\x0f\x63hecksum_blocks\x18\x07 \x01(\x0b\x32&.kvgrpc.peer.v1.ChecksumBlocksResponseH\x00\x12\x35\n\tpost_send\x18\x08 \x01(\x0b\x32 .kvgrpc.peer.v1.PostSendResponseH\x00\x42\x08\n\x06\x61nswer\"=\n\x13KeepLivenessRequest\x12&\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x16.kvgrpc.peer.v1.Caller\"U\n\x14KeepLivenessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\x05proof\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\"D\n\x11OpenAccessRequest\x12/\n\x08openings\x18\x01 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.AccessOpening\"\xed\x02\n\rAccessOpening\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12\x12\n\x05token\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12-\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x1c.kvgrpc.peer.v1.ContentClaim\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\'\n\ndata_paths\x18\x06 \x03(\x0e\x32\x13.kvgrpc.v1.DataPath\x12\x19\n\x11reverse_access_id\x18\x07 \x01(\x0c\x12(\n\x0cpush_content\x18\x08 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12\x12\n\npart_epoch\x18\t \x01(\r\x12(\n\x05parts\x18\n \x03(\x0b\x32\x19.kvgrpc.peer.v1.ReadyPart\x12\x18\n\x10waits_for_blocks\x18\x0b \x01(\x08\x12\x17\n\x0frequest_time_us\x18\x0c \x01(\x04\"^\n\x0c\x43ontentClaim\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x11\n\topaque_id\x18\x03 \x01(\x0c\x12\x16\n\x0eprefix_digests\x18\x04 \x01(\x0c\"n\n\x12OpenAccessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.kvgrpc.peer.v1.OpenedAccess\"\x9e\x02\n\x0cOpenedAccess\x12#\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x12.kvgrpc.v1.Failure\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x14\n\x0coffer_tokens\x18\x04 \x01(\r\x12,\n\tremaining\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11memory_generation\x18\x07 \x01(\r\x12\x13\n\x0btransfer_id\x18\x08 \x01(\t\x12\x10\n\x08lease_id\x18\t \x01(\t\"H\n\x13SettleAccessRequest\x12\x31\n\tsettlings\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.peer.v1.AccessSettling\"\x80\x01\n\x0e\x41\x63\x63\x65ssSettling\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x13\n\x0bmoved_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04part\x18\x04 \x01(\r\x12*\n\x0blayers_done\x18\x05 \x03(\x0b\x32\x15.kvgrpc.v1.LayerRange\"q\n\x14SettleAccessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12.\n\x07results\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.SettledAccess\"t\n\rSettledAccess\x12(\n\x07verdict\x18\x01 \x01(\x0e\x32\x17.kvgrpc.peer.v1.Verdict\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"E\n\x12\x43loseAccessRequest\x12/\n\x08\x63losings\x18\x01 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.AccessClosing\"\x88\x01\n\rAccessClosing\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12-\n\x07outcome\x18\x02 \x01(\x0e\x32\x1c.kvgrpc.peer.v1.CloseOutcome\x12\x10\n\x08quiesced\x18\x03 \x01(\x08\x12\x12\n\x05token\x18\x04 \x01(\x0c\x42\x03\x80\x01\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\"o\n\x13\x43loseAccessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.kvgrpc.peer.v1.ClosedAccess\" \n\x0c\x43losedAccess\x12\x10\n\x08was_open\x18\x01 \x01(\x08\"P\n\x11PartsReadyRequest\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12(\n\x05parts\x18\x02 \x03(\x0b\x32\x19.kvgrpc.peer.v1.ReadyPart\"\x94\x01\n\tReadyPart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12%\n\x06layers\x18\x03 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x1a\n\x12known_block_counts\x18\x05 \x03(\r\"?\n\x12PartsReadyResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\"Z\n\x15\x43hecksumBlocksRequest\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12.\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1e.kvgrpc.peer.v1.BlocksOfLayers\"_\n\x0e\x42locksOfLayers\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12%\n\x06layers\x18\x02 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\"-\n\rRankChecksums\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x03(\x07\"q\n\x16\x43hecksumBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x05ranks\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.RankChecksums\"\xb5\x01\n\x0fPostSendRequest\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12\x13\n\x0bsource_rank\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x0f\n\x07offsets\x18\x06 \x03(\x04\x12\x0e\n\x06nbytes\x18\x07 \x03(\x04\x12*\n\x06values\x18\x08 \x03(\x0b\x32\x1a.kvgrpc.peer.v1.GroupValue\"(\n\nGroupValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"i\n\x10PostSendResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12*\n\x06values\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.peer.v1.GroupValue*H\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n\rVERDICT_VALID\x10\x01\x12\x11\n\rVERDICT_STALE\x10\x02*\x7f\n\x0c\x43loseOutcome\x12\x1d\n\x19\x43LOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43LOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n\x14\x43LOSE_OUTCOME_FAILED\x10\x02\x12\x1b\n\x17\x43LOSE_OUTCOME_CANCELLED\x10\x03\x32\xbf\x01\n\x0bPeerService\x12Q\n\x08\x43onverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x01\x30\x01\x12]\n\x0cKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x01\x30\x01\x42N\n\x12\x64\x65v.kvgrpc.peer.v1B\tPeerProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvgrpc/v1/calls.proto\x1a\x16kvgrpc/v1/common.proto\"D\n\x06\x43\x61ller\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x12\n\x05proof\x18\x03 \x01(\x0c\x42\x03\x80\x01\x01\"b\n\x0f\x43onverseRequest\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.kvgrpc.peer.v1.PeerCall\x12&\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x16.kvgrpc.peer.v1.Caller\"\xca\x03\n\x08PeerCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x38\n\x0bopen_access\x18\x03 \x01(\x0b\x32!.kvgrpc.peer.v1.OpenAccessRequestH\x00\x12<\n\rsettle_access\x18\x04 \x01(\x0b\x32#.kvgrpc.peer.v1.SettleAccessRequestH\x00\x12:\n\x0c\x63lose_access\x18\x05 \x01(\x0b\x32\".kvgrpc.peer.v1.CloseAccessRequestH\x00\x12\x38\n\x0bparts_ready\x18\x06 \x01(\x0b\x32!.kvgrpc.peer.v1.PartsReadyRequestH\x00\x12@\n\x0f\x63hecksum_blocks\x18\x07 \x01(\x0b\x32%.kvgrpc.peer.v1.ChecksumBlocksRequestH\x00\x12\x34\n\tpost_send\x18\x08 \x01(\x0b\x32\x1f.kvgrpc.peer.v1.PostSendRequestH\x00\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationB\x06\n\x04\x63\x61ll\"?\n\x10\x43onverseResponse\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.kvgrpc.peer.v1.PeerAnswer\"\xbb\x03\n\nPeerAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12&\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.kvgrpc.v1.CallStatusH\x00\x12\x39\n\x0bopen_access\x18\x03 \x01(\x0b\x32\".kvgrpc.peer.v1.OpenAccessResponseH\x00\x12=\n\rsettle_access\x18\x04 \x01(\x0b\x32$.kvgrpc.peer.v1.SettleAccessResponseH\x00\x12;\n\x0c\x63lose_access\x18\x05 \x01(\x0b\x32#.kvgrpc.peer.v1.CloseAccessResponseH\x00\x12\x39\n\x0bparts_ready\x18\x06 \x01(\x0b\x32\".kvgrpc.peer.v1.PartsReadyResponseH\x00\x12\x41\n\x0f\x63hecksum_blocks\x18\x07 \x01(\x0b\x32&.kvgrpc.peer.v1.ChecksumBlocksResponseH\x00\x12\x35\n\tpost_send\x18\x08 \x01(\x0b\x32 .kvgrpc.peer.v1.PostSendResponseH\x00\x42\x08\n\x06\x61nswer\"=\n\x13KeepLivenessRequest\x12&\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x16.kvgrpc.peer.v1.Caller\"U\n\x14KeepLivenessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\x05proof\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\"D\n\x11OpenAccessRequest\x12/\n\x08openings\x18\x01 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.AccessOpening\"\xed\x02\n\rAccessOpening\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12\x12\n\x05token\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12-\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x1c.kvgrpc.peer.v1.ContentClaim\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\'\n\ndata_paths\x18\x06 \x03(\x0e\x32\x13.kvgrpc.v1.DataPath\x12\x19\n\x11reverse_access_id\x18\x07 \x01(\x0c\x12(\n\x0cpush_content\x18\x08 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12\x12\n\npart_epoch\x18\t \x01(\r\x12(\n\x05parts\x18\n \x03(\x0b\x32\x19.kvgrpc.peer.v1.ReadyPart\x12\x18\n\x10waits_for_blocks\x18\x0b \x01(\x08\x12\x17\n\x0frequest_time_us\x18\x0c \x01(\x04\"^\n\x0c\x43ontentClaim\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x11\n\topaque_id\x18\x03 \x01(\x0c\x12\x16\n\x0eprefix_digests\x18\x04 \x01(\x0c\"n\n\x12OpenAccessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.kvgrpc.peer.v1.OpenedAccess\"\xc7\x02\n\x0cOpenedAccess\x12#\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x12.kvgrpc.v1.Failure\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x14\n\x0coffer_tokens\x18\x04 \x01(\r\x12,\n\tremaining\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11memory_generation\x18\x07 \x01(\r\x12\x13\n\x0btransfer_id\x18\x08 \x01(\t\x12\x10\n\x08lease_id\x18\t \x01(\t\x12\'\n\ndata_paths\x18\n \x03(\x0e\x32\x13.kvgrpc.v1.DataPath\"H\n\x13SettleAccessRequest\x12\x31\n\tsettlings\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.peer.v1.AccessSettling\"\x80\x01\n\x0e\x41\x63\x63\x65ssSettling\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x13\n\x0bmoved_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04part\x18\x04 \x01(\r\x12*\n\x0blayers_done\x18\x05 \x03(\x0b\x32\x15.kvgrpc.v1.LayerRange\"q\n\x14SettleAccessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12.\n\x07results\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.SettledAccess\"t\n\rSettledAccess\x12(\n\x07verdict\x18\x01 \x01(\x0e\x32\x17.kvgrpc.peer.v1.Verdict\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"E\n\x12\x43loseAccessRequest\x12/\n\x08\x63losings\x18\x01 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.AccessClosing\"\x88\x01\n\rAccessClosing\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12-\n\x07outcome\x18\x02 \x01(\x0e\x32\x1c.kvgrpc.peer.v1.CloseOutcome\x12\x10\n\x08quiesced\x18\x03 \x01(\x08\x12\x12\n\x05token\x18\x04 \x01(\x0c\x42\x03\x80\x01\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\"o\n\x13\x43loseAccessResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12-\n\x07results\x18\x02 \x03(\x0b\x32\x1c.kvgrpc.peer.v1.ClosedAccess\" \n\x0c\x43losedAccess\x12\x10\n\x08was_open\x18\x01 \x01(\x08\"P\n\x11PartsReadyRequest\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12(\n\x05parts\x18\x02 \x03(\x0b\x32\x19.kvgrpc.peer.v1.ReadyPart\"\x94\x01\n\tReadyPart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12%\n\x06layers\x18\x03 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x1a\n\x12known_block_counts\x18\x05 \x03(\r\"?\n\x12PartsReadyResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\"Z\n\x15\x43hecksumBlocksRequest\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12.\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1e.kvgrpc.peer.v1.BlocksOfLayers\"_\n\x0e\x42locksOfLayers\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12%\n\x06layers\x18\x02 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\"-\n\rRankChecksums\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x03(\x07\"q\n\x16\x43hecksumBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x05ranks\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.peer.v1.RankChecksums\"\xb5\x01\n\x0fPostSendRequest\x12\x11\n\taccess_id\x18\x01 \x01(\x0c\x12\x13\n\x0bsource_rank\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x0f\n\x07offsets\x18\x06 \x03(\x04\x12\x0e\n\x06nbytes\x18\x07 \x03(\x04\x12*\n\x06values\x18\x08 \x03(\x0b\x32\x1a.kvgrpc.peer.v1.GroupValue\"(\n\nGroupValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"i\n\x10PostSendResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12*\n\x06values\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.peer.v1.GroupValue*H\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n\rVERDICT_VALID\x10\x01\x12\x11\n\rVERDICT_STALE\x10\x02*\x7f\n\x0c\x43loseOutcome\x12\x1d\n\x19\x43LOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43LOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n\x14\x43LOSE_OUTCOME_FAILED\x10\x02\x12\x1b\n\x17\x43LOSE_OUTCOME_CANCELLED\x10\x03\x32\xbf\x01\n\x0bPeerService\x12Q\n\x08\x43onverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x01\x30\x01\x12]\n\x0cKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x01\x30\x01\x42N\n\x12\x64\x65v.kvgrpc.peer.v1B\tPeerProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,10 +43,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACCESSOPENING'].fields_by_name['token']._serialized_options = b'\200\001\001'
   _globals['_ACCESSCLOSING'].fields_by_name['token']._loaded_options = None
   _globals['_ACCESSCLOSING'].fields_by_name['token']._serialized_options = b'\200\001\001'
-  _globals['_VERDICT']._serialized_start=4128
-  _globals['_VERDICT']._serialized_end=4200
-  _globals['_CLOSEOUTCOME']._serialized_start=4202
-  _globals['_CLOSEOUTCOME']._serialized_end=4329
+  _globals['_VERDICT']._serialized_start=4169
+  _globals['_VERDICT']._serialized_end=4241
+  _globals['_CLOSEOUTCOME']._serialized_start=4243
+  _globals['_CLOSEOUTCOME']._serialized_end=4370
   _globals['_CALLER']._serialized_start=124
   _globals['_CALLER']._serialized_end=192
   _globals['_CONVERSEREQUEST']._serialized_start=194
@@ -70,43 +70,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENACCESSRESPONSE']._serialized_start=1950
   _globals['_OPENACCESSRESPONSE']._serialized_end=2060
   _globals['_OPENEDACCESS']._serialized_start=2063
-  _globals['_OPENEDACCESS']._serialized_end=2349
-  _globals['_SETTLEACCESSREQUEST']._serialized_start=2351
-  _globals['_SETTLEACCESSREQUEST']._serialized_end=2423
-  _globals['_ACCESSSETTLING']._serialized_start=2426
-  _globals['_ACCESSSETTLING']._serialized_end=2554
-  _globals['_SETTLEACCESSRESPONSE']._serialized_start=2556
-  _globals['_SETTLEACCESSRESPONSE']._serialized_end=2669
-  _globals['_SETTLEDACCESS']._serialized_start=2671
-  _globals['_SETTLEDACCESS']._serialized_end=2787
-  _globals['_CLOSEACCESSREQUEST']._serialized_start=2789
-  _globals['_CLOSEACCESSREQUEST']._serialized_end=2858
-  _globals['_ACCESSCLOSING']._serialized_start=2861
-  _globals['_ACCESSCLOSING']._serialized_end=2997
-  _globals['_CLOSEACCESSRESPONSE']._serialized_start=2999
-  _globals['_CLOSEACCESSRESPONSE']._serialized_end=3110
-  _globals['_CLOSEDACCESS']._serialized_start=3112
-  _globals['_CLOSEDACCESS']._serialized_end=3144
-  _globals['_PARTSREADYREQUEST']._serialized_start=3146
-  _globals['_PARTSREADYREQUEST']._serialized_end=3226
-  _globals['_READYPART']._serialized_start=3229
-  _globals['_READYPART']._serialized_end=3377
-  _globals['_PARTSREADYRESPONSE']._serialized_start=3379
-  _globals['_PARTSREADYRESPONSE']._serialized_end=3442
-  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_start=3444
-  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_end=3534
-  _globals['_BLOCKSOFLAYERS']._serialized_start=3536
-  _globals['_BLOCKSOFLAYERS']._serialized_end=3631
-  _globals['_RANKCHECKSUMS']._serialized_start=3633
-  _globals['_RANKCHECKSUMS']._serialized_end=3678
-  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_start=3680
-  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_end=3793
-  _globals['_POSTSENDREQUEST']._serialized_start=3796
-  _globals['_POSTSENDREQUEST']._serialized_end=3977
-  _globals['_GROUPVALUE']._serialized_start=3979
-  _globals['_GROUPVALUE']._serialized_end=4019
-  _globals['_POSTSENDRESPONSE']._serialized_start=4021
-  _globals['_POSTSENDRESPONSE']._serialized_end=4126
-  _globals['_PEERSERVICE']._serialized_start=4332
-  _globals['_PEERSERVICE']._serialized_end=4523
+  _globals['_OPENEDACCESS']._serialized_end=2390
+  _globals['_SETTLEACCESSREQUEST']._serialized_start=2392
+  _globals['_SETTLEACCESSREQUEST']._serialized_end=2464
+  _globals['_ACCESSSETTLING']._serialized_start=2467
+  _globals['_ACCESSSETTLING']._serialized_end=2595
+  _globals['_SETTLEACCESSRESPONSE']._serialized_start=2597
+  _globals['_SETTLEACCESSRESPONSE']._serialized_end=2710
+  _globals['_SETTLEDACCESS']._serialized_start=2712
+  _globals['_SETTLEDACCESS']._serialized_end=2828
+  _globals['_CLOSEACCESSREQUEST']._serialized_start=2830
+  _globals['_CLOSEACCESSREQUEST']._serialized_end=2899
+  _globals['_ACCESSCLOSING']._serialized_start=2902
+  _globals['_ACCESSCLOSING']._serialized_end=3038
+  _globals['_CLOSEACCESSRESPONSE']._serialized_start=3040
+  _globals['_CLOSEACCESSRESPONSE']._serialized_end=3151
+  _globals['_CLOSEDACCESS']._serialized_start=3153
+  _globals['_CLOSEDACCESS']._serialized_end=3185
+  _globals['_PARTSREADYREQUEST']._serialized_start=3187
+  _globals['_PARTSREADYREQUEST']._serialized_end=3267
+  _globals['_READYPART']._serialized_start=3270
+  _globals['_READYPART']._serialized_end=3418
+  _globals['_PARTSREADYRESPONSE']._serialized_start=3420
+  _globals['_PARTSREADYRESPONSE']._serialized_end=3483
+  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_start=3485
+  _globals['_CHECKSUMBLOCKSREQUEST']._serialized_end=3575
+  _globals['_BLOCKSOFLAYERS']._serialized_start=3577
+  _globals['_BLOCKSOFLAYERS']._serialized_end=3672
+  _globals['_RANKCHECKSUMS']._serialized_start=3674
+  _globals['_RANKCHECKSUMS']._serialized_end=3719
+  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_start=3721
+  _globals['_CHECKSUMBLOCKSRESPONSE']._serialized_end=3834
+  _globals['_POSTSENDREQUEST']._serialized_start=3837
+  _globals['_POSTSENDREQUEST']._serialized_end=4018
+  _globals['_GROUPVALUE']._serialized_start=4020
+  _globals['_GROUPVALUE']._serialized_end=4060
+  _globals['_POSTSENDRESPONSE']._serialized_start=4062
+  _globals['_POSTSENDRESPONSE']._serialized_end=4167
+  _globals['_PEERSERVICE']._serialized_start=4373
+  _globals['_PEERSERVICE']._serialized_end=4564
 # @@protoc_insertion_point(module_scope)

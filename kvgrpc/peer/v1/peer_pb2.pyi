@@ -581,6 +581,7 @@ class OpenedAccess(_message.Message):
     MEMORY_GENERATION_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    DATA_PATHS_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
     """Number of tokens that may be used: K, or fewer where ContentClaim.prefix_digests allows it."""
     offer_tokens: _builtins.int
@@ -607,6 +608,12 @@ class OpenedAccess(_message.Message):
     def ttl(self) -> _duration_pb2.Duration:
         """Duration of one renewal."""
 
+    @_builtins.property
+    def data_paths(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.DataPath.ValueType]:
+        """WRITE, where the issuer moves the bytes: data paths by which its ranks read, each once. Some need progress by the
+        opener's ranks. Empty: not known.
+        """
+
     def __init__(
         self,
         *,
@@ -619,10 +626,11 @@ class OpenedAccess(_message.Message):
         memory_generation: _builtins.int = ...,
         transfer_id: _builtins.str = ...,
         lease_id: _builtins.str = ...,
+        data_paths: _abc.Iterable[_common_pb2.DataPath.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "remaining", b"remaining", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "failure", b"failure", "lease_id", b"lease_id", "memory_generation", b"memory_generation", "offer_tokens", b"offer_tokens", "remaining", b"remaining", "token_count", b"token_count", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "data_paths", b"data_paths", "failure", b"failure", "lease_id", b"lease_id", "memory_generation", b"memory_generation", "offer_tokens", b"offer_tokens", "remaining", b"remaining", "token_count", b"token_count", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

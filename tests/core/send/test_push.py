@@ -5,6 +5,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.tables.transfers import Disposition, State
+from tests.core.nodes import access_id, key_of
 from tests.core.pairs import MODES, Pair, Writers
 
 
@@ -92,3 +93,29 @@ def test_the_destinations_lead_registers_by_itself_where_it_knows_the_source(wri
     pair.finish(32)
     pair.moved()
     succeeded(pair)
+
+
+def test_a_sources_ranks_hear_how_a_destination_reads_and_the_next_push_begins_with_it() -> None:
+    pair = Pair()
+
+    def heard(number: int) -> list[tuple[bool, tuple[str, ...]]]:
+        access = f"a-{access_id(number).hex()}"
+        found = [action for action in pair.sent if isinstance(action, actions.Expect) and action.access == access]
+        return [(action.open, action.paths) for action in found]
+
+    read_accesses, path = (31, 33), ("loopback",)
+    for number in range(len(read_accesses)):
+        key = bytes([number]) * 16
+        pair.reserve(32, source=events.PushSource("p:1", "p"), key=key)
+        pair.finish(32, key=key)
+        pair.moved()
+    assert heard(read_accesses[0]) == [(True, ()), (False, ()), (True, path), (False, path)]
+    assert heard(read_accesses[1]) == [(True, path), (False, path)]
+
+
+def test_a_destination_that_does_not_reach_every_rank_does_not_say_how_it_reads() -> None:
+    pair = Pair()
+    pair.register(pair.reserve(32).token)
+    pair.d.node.state.peers.lives[key_of(pair.p.me)].paths.clear()
+    pair.finish(32)
+    assert pair.p.node.state.peers.lives[key_of(pair.d.me)].reads_by == ()

@@ -1,5 +1,7 @@
 """Pushes as engines see them: parts as they are computed, layers before the end, and ownership of blocks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,9 @@ from kvgrpc.engine import (
     Reserved,
     content,
 )
+from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
+from kvgrpc.session.v1.session_pb2 import Call
 from kvgrpc.v1 import lease_pb2
 from tests.engine.made import LAYERS
 from tests.engine.support import Side, kinds, new_key, tokens
@@ -55,6 +59,30 @@ def test_received_hands_the_destination_its_blocks_and_the_bytes_are_exact(pair:
     events = destination.poll_until(lambda _: reservation.over)
     assert events[-1] == Received(reservation, 40)
     assert source.poll_until(lambda _: push.over) == [BlocksReturned(push)]
+    assert np.array_equal(destination.read(TARGET), made)
+
+
+def test_the_first_part_of_each_prefill_states_the_prompt_and_no_later_one_does(pair: Pair) -> None:
+    source, destination = pair
+    push, reservation = begun(pair)
+    parts, ask = [], push.ask
+
+    def heard(handle: Handle | None, traceparent: str = "", **request: Any) -> Call:
+        parts.append(request["finished_blocks"].part.HasField("content"))
+        return ask(handle, traceparent, **request)
+
+    push.ask = heard
+    push.finished(SOURCE[:1])
+    push.finished(SOURCE[1:2])
+    push.ask = ask
+    assert push.start_over()
+    push.ask = heard
+    made = source.fill(SOURCE, seed=3)
+    for number, block in enumerate(SOURCE):
+        push.finished([block], last=number == len(SOURCE) - 1)
+    source.engine.flush()
+    assert parts == [True, False, True, False, False]
+    assert destination.poll_until(lambda _: reservation.over)[-1] == Received(reservation, 40)
     assert np.array_equal(destination.read(TARGET), made)
 
 

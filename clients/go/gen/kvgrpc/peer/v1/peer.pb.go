@@ -1141,7 +1141,10 @@ type OpenedAccess struct {
 	// Id of the issuer's transfer.
 	TransferId string `protobuf:"bytes,8,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
 	// Id of the lease, for RenewLeases.
-	LeaseId       string `protobuf:"bytes,9,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	LeaseId string `protobuf:"bytes,9,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// WRITE, where the issuer moves the bytes: data paths by which its ranks read, each once. Some need progress by the
+	// opener's ranks. Empty: not known.
+	DataPaths     []v1.DataPath `protobuf:"varint,10,rep,packed,name=data_paths,json=dataPaths,proto3,enum=kvgrpc.v1.DataPath" json:"data_paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1237,6 +1240,13 @@ func (x *OpenedAccess) GetLeaseId() string {
 		return x.LeaseId
 	}
 	return ""
+}
+
+func (x *OpenedAccess) GetDataPaths() []v1.DataPath {
+	if x != nil {
+		return x.DataPaths
+	}
+	return nil
 }
 
 // Request of SettleAccess, which asks after the last byte whether accesses were valid throughout. VALID means that the
@@ -2467,7 +2477,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x0eprefix_digests\x18\x04 \x01(\fR\rprefixDigests\"\x7f\n" +
 	"\x12OpenAccessResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x126\n" +
-	"\aresults\x18\x02 \x03(\v2\x1c.kvgrpc.peer.v1.OpenedAccessR\aresults\"\xff\x02\n" +
+	"\aresults\x18\x02 \x03(\v2\x1c.kvgrpc.peer.v1.OpenedAccessR\aresults\"\xb3\x03\n" +
 	"\fOpenedAccess\x12,\n" +
 	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12.\n" +
 	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12\x1f\n" +
@@ -2479,7 +2489,10 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x11memory_generation\x18\a \x01(\rR\x10memoryGeneration\x12\x1f\n" +
 	"\vtransfer_id\x18\b \x01(\tR\n" +
 	"transferId\x12\x19\n" +
-	"\blease_id\x18\t \x01(\tR\aleaseId\"S\n" +
+	"\blease_id\x18\t \x01(\tR\aleaseId\x122\n" +
+	"\n" +
+	"data_paths\x18\n" +
+	" \x03(\x0e2\x13.kvgrpc.v1.DataPathR\tdataPaths\"S\n" +
 	"\x13SettleAccessRequest\x12<\n" +
 	"\tsettlings\x18\x01 \x03(\v2\x1e.kvgrpc.peer.v1.AccessSettlingR\tsettlings\"\xae\x01\n" +
 	"\x0eAccessSettling\x12\x1b\n" +
@@ -2652,37 +2665,38 @@ var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	38, // 27: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
 	32, // 28: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
 	32, // 29: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
-	15, // 30: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	39, // 31: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
-	34, // 32: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	17, // 33: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
-	0,  // 34: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	40, // 35: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
-	19, // 36: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
-	1,  // 37: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	34, // 38: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 39: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
-	23, // 40: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	38, // 41: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	39, // 42: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
-	34, // 43: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	26, // 44: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
-	38, // 45: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	39, // 46: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
-	34, // 47: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	27, // 48: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
-	30, // 49: kvgrpc.peer.v1.PostSendRequest.values:type_name -> kvgrpc.peer.v1.GroupValue
-	34, // 50: kvgrpc.peer.v1.PostSendResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	30, // 51: kvgrpc.peer.v1.PostSendResponse.values:type_name -> kvgrpc.peer.v1.GroupValue
-	3,  // 52: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	7,  // 53: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	5,  // 54: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	8,  // 55: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	54, // [54:56] is the sub-list for method output_type
-	52, // [52:54] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	35, // 30: kvgrpc.peer.v1.OpenedAccess.data_paths:type_name -> kvgrpc.v1.DataPath
+	15, // 31: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
+	39, // 32: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
+	34, // 33: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	17, // 34: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
+	0,  // 35: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
+	40, // 36: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	19, // 37: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
+	1,  // 38: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
+	34, // 39: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 40: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
+	23, // 41: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	38, // 42: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	39, // 43: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
+	34, // 44: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	26, // 45: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
+	38, // 46: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	39, // 47: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
+	34, // 48: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	27, // 49: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
+	30, // 50: kvgrpc.peer.v1.PostSendRequest.values:type_name -> kvgrpc.peer.v1.GroupValue
+	34, // 51: kvgrpc.peer.v1.PostSendResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	30, // 52: kvgrpc.peer.v1.PostSendResponse.values:type_name -> kvgrpc.peer.v1.GroupValue
+	3,  // 53: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	7,  // 54: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	5,  // 55: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	8,  // 56: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	55, // [55:57] is the sub-list for method output_type
+	53, // [53:55] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }
