@@ -114,9 +114,11 @@ class OfferBook:
         self._index, self._own = index, tenant_part(tenant)
         self._offers: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
 
-    def began(self, number: int, digests: bytes) -> None:
-        """Takes an offer with the digests of its unit 1 and of its whole steps, concatenated."""
-        self.ended(number)
+    def began(self, number: int, digests: bytes) -> int:
+        """Takes an offer with the digests of its unit 1 and of its whole steps, concatenated. Returns the number of rows
+        that this has changed in its own book: those of an offer with this number, which ends, and the new ones.
+        """
+        ended = self.ended(number)
         most = min(len(digests), OFFER_DIGESTS_MAX * DIGEST_BYTES)
         # A lead that lies may tell one digest twice.
         told = tuple(dict.fromkeys(self._own + digests[at : at + DIGEST_BYTES] for at in range(0, most, DIGEST_BYTES)))
@@ -124,13 +126,16 @@ class OfferBook:
         self.rows += 1 + len(told)
         self._index.put(self, told)
         self._index.make_room(self)
+        return ended + 1 + len(told)
 
-    def ended(self, number: int) -> None:
-        """Takes the end of an offer, known or not."""
+    def ended(self, number: int) -> int:
+        """Takes the end of an offer. Returns its number of rows; 0: it is not known."""
         told = self._offers.pop(number, None)
-        if told is not None:
-            self.rows -= 1 + len(told)
-            self._index.take_out(self, told)
+        if told is None:
+            return 0
+        self.rows -= 1 + len(told)
+        self._index.take_out(self, told)
+        return 1 + len(told)
 
     def lose_oldest(self) -> None:
         """Forgets the offer that was told first."""

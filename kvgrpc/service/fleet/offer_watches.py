@@ -16,7 +16,7 @@ import grpc.aio
 
 from kvgrpc.fleet.directory import EngineState
 from kvgrpc.fleet.history import EngineRow
-from kvgrpc.fleet.offered import DIGEST_BYTES, OfferBook, OfferedPrefixes
+from kvgrpc.fleet.offered import OfferBook, OfferedPrefixes
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -242,15 +242,14 @@ class _Told:
         self.message_count += 1
 
     def _changed(self, reply: lease_pb2.WatchOffersResponse) -> Iterator[int]:
-        """Takes the changes one by one, and yields the number of rows of each."""
+        """Takes the changes one by one, and yields the number of rows that each has changed."""
         if reply.snapshot:
             yield from self._book.forget()
         for change in reply.changes:
             if change.ended:
-                self._book.ended(change.offer_number)
+                yield 1 + self._book.ended(change.offer_number)
             else:
-                self._book.began(change.offer_number, change.digests)
-            yield 1 + len(change.digests) // DIGEST_BYTES
+                yield self._book.began(change.offer_number, change.digests)
 
     async def start_over(self) -> None:
         """Forgets everything, with the same pauses."""

@@ -360,9 +360,35 @@ async def test_a_message_keeps_the_event_loop_for_a_bounded_number_of_rows_whate
         await told.take(snapshot(header))
         assert len(index) == 0
         await told.take(snapshot(header, *digests))
+        short = [lease_pb2.OfferChange(offer_number=number, digests=bytes(32)) for number in range(1, 16)]
+        ended = [lease_pb2.OfferChange(offer_number=number, ended=True) for number in range(16, 31)]
+        await told.take(lease_pb2.WatchOffersResponse(header=header, changes=[*short, *ended]))
+        assert len(index) == 15 * 2, "offers that replace longer ones, and ends of long ones"
+        await told.take(snapshot(header, *digests))
         await told.start_over()
         assert len(index) == 0
     assert max(map(abs, steps)) <= offer_watches.ROWS_AT_ONCE + 501
+
+
+async def test_offers_of_leads_that_are_watched_no_more_are_forgotten_a_bounded_number_of_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liars = [Liar("a"), Liar("b")]
+    for at, liar in enumerate(liars):
+        numbers = range(at * 1_000_000, at * 1_000_000 + 10_000, 500)
+        chains = [b"".join((first + one).to_bytes(32, "big") for one in range(500)) for first in numbers]
+        liar.told = (snapshot(liar.header(), *chains),)
+    async with (
+        lying(liars) as addresses,
+        read(tmp_path, addresses) as (reader, reading),
+    ):
+        offers = reading.picker.offers
+        await ask(reader)
+        await until(lambda: len(offers) > 20_000)
+        async with steps_of(offers) as steps:
+            monkeypatch.setattr(offer_watches, "IDLE_S", 0.0)
+            await until(lambda: len(offers) == 0)
+        assert max(-step for step in steps) <= offer_watches.ROWS_AT_ONCE + 2 * 501
 
 
 def test_callers_have_equal_shares_of_the_tenants_that_are_heard_and_one_alone_has_all() -> None:
