@@ -1,25 +1,23 @@
 """Ranks in C that bring their memory move its bytes: they read peers of both languages, which read them."""
 
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgrpc.engine import BlocksReturned, Engine, Event, HandOver, Pull, Rank, Received, content
-from tests.clients.native.library import NativeRank, Refused, library
+from kvgrpc.engine import Engine, Event, HandOver, Pull, Rank, Received, content
+from tests.clients.native.library import library
 from tests.clients.native.worker import Worker
-from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout, made_bytes
+from tests.engine.made import LAYER_BYTES, LAYERS, layout, made_bytes
 from tests.engine.support import Lead, new_key, tokens
 from tests.service.engines import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 WAIT_S = 60.0
+"""Timeout for the end of a transfer, in seconds: a busy machine takes many."""
 PROMPT = tokens(32)
 
 

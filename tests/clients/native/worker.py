@@ -55,13 +55,18 @@ class Worker:
             self.process.stdout.close()
 
 
+def say(answer: str) -> None:
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     socket_path, secret, memory_bytes, comes_back_s = json.loads(sys.stdin.readline())
     ticket = RankTicket(socket_path, bytes.fromhex(secret), memory_bytes, comes_back_s)
     layers = [np.zeros((BLOCKS, LAYER_BYTES), np.uint8) for _ in range(LAYERS)]  # a segment each
     rank = NativeRank(ticket, own=layers) if sys.argv[1] == "C" else Rank(ticket, tensors=layers)
     with closing(rank):
-        print(json.dumps("attached"), flush=True)
+        say("attached")
         for line in sys.stdin:
             match json.loads(line):
                 case ["fill", blocks, seed]:
@@ -73,7 +78,7 @@ def main() -> None:
                 case ["step", step]:
                     rank.step_done(step)
                     answer = "reported"
-            print(json.dumps(answer), flush=True)
+            say(answer)
 
 
 if __name__ == "__main__":
