@@ -12,7 +12,7 @@
 
 /* The rank's process: its exit status is the code of the service. */
 static void live(const own_rank *own, uint32_t number) {
-  const kvgrpc_ticket ticket = {own->lead.path, {"secret", 6}, 0, OWN_BYTES};
+  const kvgrpc_ticket ticket = {own->lead.path, {"secret", 6}, 60, OWN_BYTES};
   const kvgrpc_memory memory[OWN_SEGMENTS] = {{own->segments[0], OWN_SEGMENT_BYTES},
                                               {own->segments[1], OWN_SEGMENT_BYTES}};
   kvgrpc_rank *rank;
@@ -35,14 +35,22 @@ void own_rank_start(own_rank *rank, uint32_t number) {
   rank->process = fork();
   CHECK(rank->process >= 0);
   if (!rank->process) live(rank, number);
+  own_rank_attach(rank, false);
+}
+
+void own_rank_attach(own_rank *rank, bool returns) {
   kv_writer first = lead_accept(&rank->lead), answer = {0};
   kv_reader from = kv_reader_of((kvgrpc_bytes){first.data, first.size});
   kv_field field, inner;
-  bool is_private = false;
+  bool is_private = false, came_back = false;
   CHECK(kv_next(&from, &field) && kv_is(&field, 2, 2));
   from = kv_reader_of(field.bytes);
-  while (kv_next(&from, &inner)) is_private |= kv_is(&inner, 3, 0) && inner.value == 1;
-  CHECK(is_private);
+  while (kv_next(&from, &inner)) {
+    is_private |= kv_is(&inner, 3, 0) && inner.value == 1;
+    came_back |= kv_is(&inner, 4, 0) && inner.value == 1;
+    CHECK(!kv_is(&inner, 5, 2)); /* It is at rest. */
+  }
+  CHECK(is_private && came_back == returns);
   put_rank_attached(&answer, 0);
   lead_say_frame(&rank->lead, &answer, NULL, 0);
   kv_writer_free(&first);

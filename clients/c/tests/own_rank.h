@@ -18,6 +18,8 @@ typedef struct own_rank {
 } own_rank;
 
 void own_rank_start(own_rank *rank, uint32_t number);
+/* Takes an attach of the rank: the first one, or that of one that comes back with its memory at rest. */
+void own_rank_attach(own_rank *rank, bool returns);
 /* Ends the session, and returns the code with which kvgrpc_rank_serve ended. */
 kvgrpc_code own_rank_end(own_rank *rank);
 uint8_t *own_rank_at(own_rank *rank, size_t offset);

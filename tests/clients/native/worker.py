@@ -78,6 +78,8 @@ def main() -> None:
                 case ["step", step]:
                     rank.step_done(step)
                     answer = "reported"
+                case unknown:
+                    raise ValueError(unknown)
             say(answer)
 
 

@@ -116,9 +116,7 @@ impl Rank {
         let mut made = ptr::null_mut();
         with_ticket(ticket, |given, error| {
             // SAFETY: as for `attach`; the caller keeps the memory.
-            unsafe {
-                ffi::kvgrpc_rank_attach_memory(given, rank, rows.as_ptr(), rows.len(), &raw mut made, error)
-            }
+            unsafe { ffi::kvgrpc_rank_attach_memory(given, rank, rows.as_ptr(), rows.len(), &raw mut made, error) }
         })?;
         let mut attached = Self::of(made);
         attached.segments = memory.to_vec();
