@@ -1,14 +1,17 @@
 """Ranks in C that bring their memory move its bytes: they read peers of both languages, which read them."""
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgrpc.engine import Engine, Event, HandOver, Pull, Rank, Received, content
+from kvgrpc.engine import BlocksReturned, Engine, Event, HandOver, Pull, Rank, Received, content
 from tests.clients.native.library import library
 from tests.clients.native.worker import Worker
 from tests.engine.made import LAYER_BYTES, LAYERS, layout, made_bytes
@@ -100,3 +103,22 @@ def test_bytes_of_own_memory_move(leads: tuple[Lead, Lead], source: str, destina
             assert np.array_equal(there.read([6, 3]), made)
         assert not there.read([5]).any()
     leads[1].wait_no_engine()
+
+
+def test_own_memory_comes_back_to_the_next_lead(tmp_path: Path) -> None:
+    library()
+    with ExitStack() as stack:
+        other = Lead(tmp_path, "D")
+        stack.callback(other.close)
+        d, there = attached(stack, other.wait_ready(), "shared")
+        p = stack.enter_context(Engine.launch(pool=layout(), private_memory=True, flags=("--drain-s", "0")))
+        here = Worker("C", p.ticket)
+        stack.callback(here.close)
+        made = here.fill([1, 2], 3)
+        pulled(p, d, [1, 2], [6, 3])
+        before, lost = p.incarnation, p.finished_blocks([3], content(PROMPT[:16]), transfer_key=new_key())
+        os.kill(p.lead_pid, signal.SIGKILL)
+        assert isinstance(end_of(p, lost), BlocksReturned)
+        assert p.incarnation != before
+        pulled(p, d, [1, 2], [8, 9])
+        assert np.array_equal(there.read([8, 9]), made)
