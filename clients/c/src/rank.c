@@ -136,7 +136,7 @@ static kvgrpc_code begin(kvgrpc_rank *rank, kvgrpc_rank **made, kvgrpc_error *er
 
 kvgrpc_code kvgrpc_rank_attach(const kvgrpc_ticket *ticket, uint32_t number, kvgrpc_rank **made, kvgrpc_error *error) {
   kvgrpc_rank *rank;
-  const kvgrpc_code code = make(ticket, number, &rank, error);
+  const kvgrpc_code code = make(made ? ticket : NULL, number, &rank, error);
   return code ? code : begin(rank, made, error);
 }
 
@@ -144,7 +144,7 @@ kvgrpc_code kvgrpc_rank_attach_memory(const kvgrpc_ticket *ticket, uint32_t numb
                                       size_t count, kvgrpc_rank **made, kvgrpc_error *error) {
   kvgrpc_rank *rank;
   kvgrpc_error why;
-  kvgrpc_code code = make(ticket, number, &rank, error);
+  kvgrpc_code code = make(made ? ticket : NULL, number, &rank, error);
   if (code) return code;
   rank->mover = kv_mover_make(number, memory, count, kv_rank_report, rank, &why);
   if (!rank->mover) {

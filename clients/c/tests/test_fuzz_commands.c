@@ -121,7 +121,7 @@ int main(int count, char **arguments) {
   const uint64_t seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1;
   state = seed * 0x9e3779b97f4a7c15u + 1;
   fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
-  uint8_t *source = malloc(MEMORY_BYTES), *own = malloc(MEMORY_BYTES);
+  uint8_t *source = calloc(1, MEMORY_BYTES), *own = calloc(1, MEMORY_BYTES);
   const kvgrpc_memory memory[] = {{own, 1000}, {own + 1000, MEMORY_BYTES - 1000}};
   CHECK(source && own);
   kv_mover *mover = kv_mover_make(0, memory, 2, count_report, NULL, NULL);
