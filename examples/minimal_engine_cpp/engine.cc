@@ -39,17 +39,18 @@ kvgrpc_blocks named(const std::vector<uint32_t>& table) { return {0, table.data(
 
 }  // namespace
 
-Engine::Engine(const std::string& socket_path) : blocks_(kBlocks) {
+Engine::Engine(const std::string& socket_path, bool own_memory) : blocks_(kBlocks) {
   std::iota(blocks_.begin(), blocks_.end(), 0);
   free_ = blocks_;
   const size_t layer_floats = kBlocks * Config::block_bytes / sizeof(float);
-  if (socket_path.empty()) own_.resize(Config::layers * layer_floats);
-  else attach(socket_path);
-  float* pool = rank_ ? static_cast<float*>(kvgrpc_rank_memory(rank_)) : own_.data();
-  for (uint32_t layer = 0; layer < Config::layers; layer++) kv_.push_back(pool + layer * layer_floats);
+  if (socket_path.empty() || own_memory) own_.assign(Config::layers, std::vector<float>(layer_floats));
+  if (!socket_path.empty()) attach(socket_path, own_memory);
+  float* pool = own_.empty() ? static_cast<float*>(kvgrpc_rank_memory(rank_)) : nullptr;
+  for (uint32_t layer = 0; layer < Config::layers; layer++)
+    kv_.push_back(pool ? pool + layer * layer_floats : own_[layer].data());
 }
 
-void Engine::attach(const std::string& socket_path) {
+void Engine::attach(const std::string& socket_path, bool own_memory) {
   kvgrpc_group group{};
   group.name = "full";
   group.kind = KVGRPC_GROUP_FULL_ATTENTION;
@@ -75,9 +76,15 @@ void Engine::attach(const std::string& socket_path) {
   options.socket_path = socket_path.c_str();
   options.pool = &pool;
   options.weights_revision = Config::weights_revision;
+  options.private_memory = own_memory;
   kvgrpc_error error;
   check(kvgrpc_engine_attach(&options, &engine_, &error), error);
-  const kvgrpc_code code = kvgrpc_rank_attach(kvgrpc_engine_ticket(engine_), 0, &rank_, &error);
+  const kvgrpc_ticket* ticket = kvgrpc_engine_ticket(engine_);
+  std::vector<kvgrpc_memory> memory;  // The pool's offsets run through the layers.
+  for (auto& layer : own_) memory.push_back({layer.data(), layer.size() * sizeof(float)});
+  const kvgrpc_code code =
+      own_memory ? kvgrpc_rank_attach_memory(ticket, 0, memory.data(), memory.size(), &rank_, &error)
+                 : kvgrpc_rank_attach(ticket, 0, &rank_, &error);
   if (code) kvgrpc_engine_close(engine_);
   check(code, error);
   serving_ = std::thread([rank = rank_] { kvgrpc_rank_serve(rank, nullptr); });

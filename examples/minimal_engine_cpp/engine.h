@@ -1,7 +1,8 @@
 // The demo's engine in C++ on kvgrpc: all that an engine adds to serve as prefill or decode side, or both.
 //
-// It is a scheduler and a worker in one process, like examples/minimal_engine/engine.py. The lead made its pool, which
-// is shared memory, and the engine gives out the blocks. Blocks that a transfer has come back with its last event.
+// It is a scheduler and a worker in one process, like examples/minimal_engine/engine.py. Its pool is memory that the lead
+// made, or its own, which its rank moves. The engine gives out the blocks, and those that a transfer has come back with
+// its last event.
 #pragma once
 
 #include <kvgrpc_engine.h>
@@ -34,8 +35,8 @@ using Bytes = std::vector<uint8_t>;
 
 class Engine {
  public:
-  // Attaches at a session socket; empty: it only computes.
-  explicit Engine(const std::string& socket_path);
+  // Attaches at a session socket, with memory of its own or the lead's; without a socket it only computes.
+  Engine(const std::string& socket_path, bool own_memory);
   ~Engine();
   Engine(const Engine&) = delete;
 
@@ -66,7 +67,7 @@ class Engine {
   double prefilled_s = 0, received_s = 0;
 
  private:
-  void attach(const std::string& socket_path);
+  void attach(const std::string& socket_path, bool own_memory);
   void extend(Request& request);
   void forward(Request& request, const std::function<void(uint32_t)>& layer_done);
 
@@ -84,7 +85,7 @@ class Engine {
 
   Model model_;
   std::vector<uint32_t> blocks_, free_;
-  std::vector<float> own_;  // the pool of an engine without a lead
+  std::vector<std::vector<float>> own_;  // the layers of a pool that no lead made
   Layers kv_;
   kvgrpc_engine* engine_ = nullptr;
   kvgrpc_rank* rank_ = nullptr;

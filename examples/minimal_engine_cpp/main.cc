@@ -1,6 +1,6 @@
 // The demo's engine as a process: the JSON lines of examples/minimal_engine/__main__.py, without conversations.
 //
-//   minimal-engine [--session-socket PATH]
+//   minimal-engine [--session-socket PATH [--own-memory]]
 #include <poll.h>
 #include <unistd.h>
 
@@ -166,13 +166,14 @@ void serve(Engine& engine) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  const bool attaches = count == 3 && std::string(arguments[1]) == "--session-socket";
+  const bool own_memory = count == 4 && std::string(arguments[3]) == "--own-memory";
+  const bool attaches = (count == 3 || own_memory) && std::string(arguments[1]) == "--session-socket";
   if (count != 1 && !attaches) {
-    std::cerr << "minimal-engine [--session-socket PATH]\n";
+    std::cerr << "minimal-engine [--session-socket PATH [--own-memory]]\n";
     return 2;
   }
   try {
-    Engine engine(attaches ? arguments[2] : "");
+    Engine engine(attaches ? arguments[2] : "", own_memory);
     std::cout << "{\"ready\": true}" << std::endl;
     serve(engine);
   } catch (const std::exception& error) {

@@ -115,8 +115,8 @@ class OfferBook:
         self._offers: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
 
     def began(self, number: int, digests: bytes) -> int:
-        """Takes an offer with the digests of its unit 1 and of its whole steps, concatenated. Returns the number of rows
-        that this has changed in its own book: those of an offer with this number, which ends, and the new ones.
+        """Takes an offer with the digests of its unit 1 and of its whole steps, concatenated. An offer that had this
+        number ends. Returns the number of rows of both.
         """
         ended = self.ended(number)
         most = min(len(digests), OFFER_DIGESTS_MAX * DIGEST_BYTES)

@@ -1,13 +1,15 @@
 /* kvgrpc for engines that are not Python: an engine's ranks and its scheduler, on the session socket of their lead.
  *
- * The lead (`kvgrpc serve`) makes the pool, which is shared memory, and moves the bytes. A rank maps the pool, reports
- * the engine's steps, and comes back with its memory when another lead takes a dead one's place. A scheduler attaches
- * the engine, hands blocks over, pulls and pushes, and reads what became of it. Library and lead are of one release:
- * the session's schema, unlike that of the public API, may change with each.
+ * The lead (`kvgrpc serve`) makes the pool, which is shared memory, and moves the bytes; or the ranks bring memory of
+ * the engine's own, and move the bytes themselves. A rank reports the engine's steps, and comes back with its memory
+ * when another lead takes a dead one's place. A scheduler attaches the engine, hands blocks over, pulls and pushes, and
+ * reads what became of it. Library and lead are of one release: the session's schema, unlike that of the public API,
+ * may change with each.
  *
- * Threads. The library starts no thread and has no state beside its handles. Different handles may be used by different
- * threads. A kvgrpc_engine is used by one thread at a time. Of a kvgrpc_rank, one thread runs kvgrpc_rank_serve, and any
- * thread may report steps, or stop it, meanwhile; kvgrpc_rank_close comes after all of them.
+ * Threads. The library has no state beside its handles. It starts no thread, except two for each rank that brings its
+ * memory, which block all signals. Different handles may be used by different threads. A kvgrpc_engine is used by one
+ * thread at a time. Of a kvgrpc_rank, one thread runs kvgrpc_rank_serve, and any thread may report steps, or stop it,
+ * meanwhile; kvgrpc_rank_close comes after all of them.
  *
  * Forks. Descriptors are closed by exec. A child that goes on without exec keeps the session open beyond the end of its
  * parent: fork before you attach.
@@ -76,7 +78,15 @@ typedef struct kvgrpc_ticket {
   kvgrpc_bytes secret;
   /* Time that a rank whose lead died waits for the next one, in seconds; 0: it does not wait. */
   double comes_back_s;
+  /* Size of the memory that each rank brings, in bytes; 0 where stages differ, or to check nothing. */
+  uint64_t memory_bytes;
 } kvgrpc_ticket;
+
+/* Memory of the engine's own. */
+typedef struct kvgrpc_memory {
+  void *data;
+  size_t size;
+} kvgrpc_memory;
 
 typedef struct kvgrpc_rank kvgrpc_rank;
 
@@ -87,7 +97,21 @@ typedef struct kvgrpc_rank kvgrpc_rank;
  * shared, or what came is no pool. */
 kvgrpc_code kvgrpc_rank_attach(const kvgrpc_ticket *ticket, uint32_t rank, kvgrpc_rank **made, kvgrpc_error *error);
 
-/* Return the pool of the rank, which is writable and stays where it is until kvgrpc_rank_close. */
+/* Attaches one rank with the memory that it brings, for an engine that attached with `private_memory`. The pool's
+ * linear offsets run through `memory`, 1 to 8,192 segments of host memory, in order. Keep the memory where it is until
+ * kvgrpc_rank_close returns, and write none of it that a transfer has.
+ *
+ * Peers of this user on this host read it (path cma), and the rank reads theirs (cma, and shm where theirs is shared).
+ * No peer writes into it.
+ *
+ * Errors: as for kvgrpc_rank_attach, and INVALID_ARGUMENT for what is no memory; FAILED_PRECONDITION
+ * (POOL_KIND_MISMATCH), too, if it has not the pool's size, or if the engine's memory is shared; RESOURCE_EXHAUSTED
+ * (POOL_EXHAUSTED) without threads or a socket. */
+kvgrpc_code kvgrpc_rank_attach_memory(const kvgrpc_ticket *ticket, uint32_t rank, const kvgrpc_memory *memory,
+                                      size_t count, kvgrpc_rank **made, kvgrpc_error *error);
+
+/* Return the pool of the rank, which is writable and stays where it is until kvgrpc_rank_close; NULL, and the size, for
+ * a rank that brought its memory. */
 void *kvgrpc_rank_memory(const kvgrpc_rank *rank);
 size_t kvgrpc_rank_memory_bytes(const kvgrpc_rank *rank);
 
@@ -104,12 +128,13 @@ kvgrpc_code kvgrpc_rank_layers_done(kvgrpc_rank *rank, uint64_t step, uint32_t f
  * kvgrpc_rank_stop is called. A rank needs a thread that runs this from its attach on.
  *
  * Returns KVGRPC_OK after a stop. Errors: UNAVAILABLE (PEER_LOST) at the end of the engine's life. The memory stays
- * mapped and readable, the engine attaches anew. INTERNAL (DATA_PATH_FAILED) if the next lead refused this rank, because
- * a peer may still write into the memory. */
+ * mapped and readable, the engine attaches anew. INTERNAL (DATA_PATH_FAILED) if the next lead refused this rank:
+ * a peer may still write into the memory, or a copy that an earlier lead commanded has not ended. */
 kvgrpc_code kvgrpc_rank_serve(kvgrpc_rank *rank, kvgrpc_error *error);
 /* Ends kvgrpc_rank_serve, now and later. It may be called in a signal handler. */
 void kvgrpc_rank_stop(kvgrpc_rank *rank);
-/* Detaches the rank, which ends the engine's life, and unmaps the pool. NULL is allowed. */
+/* Detaches the rank, which ends the engine's life, and unmaps the pool. It waits for the copy at work of a rank that
+ * brought its memory: nothing is read or written there once it returned. NULL is allowed. */
 void kvgrpc_rank_close(kvgrpc_rank *rank);
 
 /* ---- what a pool is */
@@ -189,6 +214,7 @@ typedef struct kvgrpc_attach_options {
   uint32_t world_size;          /* Number of ranks; 0 means 1. */
   bool cannot_set_aside;        /* As in AttachRequest. */
   bool expects_pushes;          /* KVGRPC_EVENT_PUSH_WANTED comes, for kvgrpc_push_expect. */
+  bool private_memory;          /* Ranks bring their memory: kvgrpc_rank_attach_memory. `pool` is not NULL. */
 } kvgrpc_attach_options;
 
 /* Attaches an engine that manages its own blocks to a running lead. The ranks attach afterwards.

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "calls.h"
 
 /* Maximum number of tokens or blocks in one call: above any request, and few enough for one frame. */
 #define IDS_MAX (1u << 22)
@@ -13,20 +13,18 @@
 #define KEY_BYTES_MAX 64
 #define SECONDS_MAX 1e9
 #define CANCEL_SCOPE_ON_ABORT 3
-#define ON_ABORT_RELEASE 1
-#define ON_ABORT_KEEP 2
 
-static kvgrpc_code invalid(kvgrpc_error *error, const char *what) {
+kvgrpc_code kv_invalid(kvgrpc_error *error, const char *what) {
   return kv_fail(error, KVGRPC_INVALID_ARGUMENT, KV_INVALID_FIELD, "%s", what);
 }
 
-static const kvgrpc_labels *labels_or_none(const kvgrpc_labels *labels) {
+const kvgrpc_labels *kv_labels_or_none(const kvgrpc_labels *labels) {
   static const kvgrpc_labels none;
   return labels ? labels : &none;
 }
 
 /* Names blocks of this life, as runs of consecutive ids. */
-static void put_blocks(kv_writer *to, uint32_t field, uint64_t incarnation, const kvgrpc_blocks *blocks, size_t rows) {
+void kv_put_blocks(kv_writer *to, uint32_t field, uint64_t incarnation, const kvgrpc_blocks *blocks, size_t rows) {
   const size_t message = kv_open(to, field);
   kv_put_fixed64(to, 1, incarnation);
   for (size_t i = 0; i < rows; i++) {
@@ -52,7 +50,7 @@ static void put_blocks(kv_writer *to, uint32_t field, uint64_t incarnation, cons
   kv_close(to, message);
 }
 
-static void put_content(kv_writer *to, const kvgrpc_content *content) {
+void kv_put_content(kv_writer *to, const kvgrpc_content *content) {
   if (content->opaque_id.size) {
     kv_put_bytes(to, 3, content->opaque_id);
     kv_put_uint(to, 4, content->opaque_tokens);
@@ -65,17 +63,17 @@ static void put_content(kv_writer *to, const kvgrpc_content *content) {
   kv_close(to, tokens);
 }
 
-static kvgrpc_code check_content(const kvgrpc_content *content, kvgrpc_error *error) {
-  if (!content) return invalid(error, "a transfer needs a content: what its KV is of");
+kvgrpc_code kv_check_content(const kvgrpc_content *content, kvgrpc_error *error) {
+  if (!content) return kv_invalid(error, "a transfer needs a content: what its KV is of");
   if (content->token_count > IDS_MAX)
     return kv_fail(error, KVGRPC_OUT_OF_RANGE, KV_LIMIT_EXCEEDED, "%zu token ids in one content; at most %u",
                    content->token_count, IDS_MAX);
   if (content->opaque_id.size && (content->token_count || content->adapter || content->cache_salt))
-    return invalid(error, "an opaque id stands for all of a content: let it tell adapters and salts apart");
+    return kv_invalid(error, "an opaque id stands for all of a content: let it tell adapters and salts apart");
   return KVGRPC_OK;
 }
 
-static kvgrpc_code check_blocks(const kvgrpc_blocks *blocks, size_t rows, kvgrpc_error *error) {
+kvgrpc_code kv_check_blocks(const kvgrpc_blocks *blocks, size_t rows, kvgrpc_error *error) {
   size_t count = 0;
   if (rows > ROWS_MAX)
     return kv_fail(error, KVGRPC_OUT_OF_RANGE, KV_LIMIT_EXCEEDED, "%zu rows of blocks; at most %u", rows, ROWS_MAX);
@@ -86,14 +84,8 @@ static kvgrpc_code check_blocks(const kvgrpc_blocks *blocks, size_t rows, kvgrpc
   return KVGRPC_OK;
 }
 
-static kvgrpc_code check_seconds(double seconds, kvgrpc_error *error) {
-  return seconds >= 0 && seconds <= SECONDS_MAX ? KVGRPC_OK : invalid(error, "a time is in [0, 1e9] seconds");
-}
-
-static bool has_blocks(const kvgrpc_blocks *blocks, size_t rows) {
-  for (size_t i = 0; i < rows; i++)
-    if (blocks[i].count) return true;
-  return false;
+kvgrpc_code kv_check_seconds(double seconds, kvgrpc_error *error) {
+  return seconds >= 0 && seconds <= SECONDS_MAX ? KVGRPC_OK : kv_invalid(error, "a time is in [0, 1e9] seconds");
 }
 
 /* Makes a transfer and queues its first call; with an error there is none. */
@@ -107,7 +99,7 @@ static kvgrpc_code begin(kvgrpc_engine *engine, kv_kind kind, const kvgrpc_label
   return code;
 }
 
-static kvgrpc_code find(const kvgrpc_engine *engine, kvgrpc_transfer handle, kv_kind kind, kv_transfer **found,
+kvgrpc_code kv_find(const kvgrpc_engine *engine, kvgrpc_transfer handle, kv_kind kind, kv_transfer **found,
                         kvgrpc_error *error) {
   const kvgrpc_code code = kv_check_alive(engine, error);
   if (code) return code;
@@ -122,19 +114,19 @@ kvgrpc_code kvgrpc_hand_over(kvgrpc_engine *engine, const kvgrpc_labels *labels,
                              kvgrpc_transfer *made, kvgrpc_error *error) {
   static const kvgrpc_hand_over_options usual;
   if (!options) options = &usual;
-  labels = labels_or_none(labels);
-  kvgrpc_code code = check_content(content, error);
-  if (!code) code = check_blocks(blocks, rows, error);
-  if (!code) code = check_seconds(options->ttl_s, error);
-  if (!code) code = check_seconds(options->firm_ttl_s, error);
+  labels = kv_labels_or_none(labels);
+  kvgrpc_code code = kv_check_content(content, error);
+  if (!code) code = kv_check_blocks(blocks, rows, error);
+  if (!code) code = kv_check_seconds(options->ttl_s, error);
+  if (!code) code = kv_check_seconds(options->firm_ttl_s, error);
   if (code) return code;
   kv_writer request = {0};
   kv_put_bytes(&request, 2, labels->transfer_key);
   kv_put_text(&request, 3, labels->request_id);
   const size_t job = kv_open(&request, 4);
-  put_blocks(&request, 1, engine->incarnation, blocks, rows);
+  kv_put_blocks(&request, 1, engine->incarnation, blocks, rows);
   const size_t inner = kv_open(&request, 2);
-  put_content(&request, content);
+  kv_put_content(&request, content);
   kv_close(&request, inner);
   if (options->ttl_s > 0) kv_put_duration(&request, 3, options->ttl_s);
   kv_put_uint(&request, 4, options->consumers ? options->consumers : 1);
@@ -155,15 +147,15 @@ kvgrpc_code kvgrpc_pull(kvgrpc_engine *engine, const kvgrpc_labels *labels, cons
                         kvgrpc_error *error) {
   static const kvgrpc_pull_options usual;
   if (!options) options = &usual;
-  labels = labels_or_none(labels);
-  kvgrpc_code code = check_content(content, error);
+  labels = kv_labels_or_none(labels);
+  kvgrpc_code code = kv_check_content(content, error);
   if (code) return code;
   kv_writer request = {0};
   const size_t token = kv_open(&request, 2);
   kv_put_bytes(&request, 1, grant);
   kv_close(&request, token);
   const size_t inner = kv_open(&request, 4);
-  put_content(&request, content);
+  kv_put_content(&request, content);
   kv_close(&request, inner);
   kv_put_uint(&request, 5, options->use_tokens);
   kv_put_bytes(&request, 7, labels->transfer_key);
@@ -189,13 +181,13 @@ kvgrpc_code kv_start_named(kvgrpc_engine *engine, kv_transfer *pull, kvgrpc_erro
 kvgrpc_code kvgrpc_pull_start(kvgrpc_engine *engine, kvgrpc_transfer handle, const kvgrpc_blocks *blocks, size_t rows,
                               uint32_t have_tokens, uint64_t after_step, kvgrpc_error *error) {
   kv_transfer *pull;
-  kvgrpc_code code = find(engine, handle, KV_PULL, &pull, error);
-  if (!code) code = check_blocks(blocks, rows, error);
+  kvgrpc_code code = kv_find(engine, handle, KV_PULL, &pull, error);
+  if (!code) code = kv_check_blocks(blocks, rows, error);
   if (code) return code;
   if (pull->started)
     return kv_fail(error, KVGRPC_FAILED_PRECONDITION, KV_TRANSFER_EXISTS, "this pull has its blocks already");
   const size_t destination = kv_open(&pull->start, 6);
-  put_blocks(&pull->start, 1, engine->incarnation, blocks, rows);
+  kv_put_blocks(&pull->start, 1, engine->incarnation, blocks, rows);
   kv_put_uint(&pull->start, 2, have_tokens);
   kv_close(&pull->start, destination);
   kv_put_uint(&pull->start, 10, after_step);
@@ -211,17 +203,17 @@ kvgrpc_code kvgrpc_reserve(kvgrpc_engine *engine, const kvgrpc_labels *labels, c
                            kvgrpc_transfer *made, kvgrpc_error *error) {
   static const kvgrpc_reserve_options usual;
   if (!options) options = &usual;
-  labels = labels_or_none(labels);
-  kvgrpc_code code = check_content(content, error);
-  if (!code) code = check_blocks(blocks, rows, error);
+  labels = kv_labels_or_none(labels);
+  kvgrpc_code code = kv_check_content(content, error);
+  if (!code) code = kv_check_blocks(blocks, rows, error);
   if (code) return code;
   kv_writer request = {0};
   kv_put_bytes(&request, 2, labels->transfer_key);
   kv_put_text(&request, 3, labels->request_id);
-  put_blocks(&request, 4, engine->incarnation, blocks, rows);
+  kv_put_blocks(&request, 4, engine->incarnation, blocks, rows);
   kv_put_uint(&request, 5, options->have_tokens);
   const size_t inner = kv_open(&request, 6);
-  put_content(&request, content);
+  kv_put_content(&request, content);
   kv_close(&request, inner);
   kv_put_uint(&request, 7, options->use_tokens);
   if (options->source_address && *options->source_address) {
@@ -234,127 +226,6 @@ kvgrpc_code kvgrpc_reserve(kvgrpc_engine *engine, const kvgrpc_labels *labels, c
   kv_put_int32(&request, 11, labels->priority);
   kv_put_uint(&request, 14, options->allow_prefix);
   code = begin(engine, KV_RESERVATION, labels, KV_CALL_RESERVE_BLOCKS, &request, made, error);
-  kv_writer_free(&request);
-  return code;
-}
-
-/* ---- the source's side of a push */
-
-static bool copy_labels(kv_transfer *push, const kvgrpc_labels *labels) {
-  uint8_t *key = malloc(labels->transfer_key.size ? labels->transfer_key.size : 1);
-  if (!key) return false;
-  if (labels->transfer_key.size) memcpy(key, labels->transfer_key.data, labels->transfer_key.size);
-  push->key = (kvgrpc_bytes){key, labels->transfer_key.size};
-  push->request_id = strdup(labels->request_id ? labels->request_id : "");
-  push->traceparent = strdup(labels->traceparent ? labels->traceparent : "");
-  push->priority = labels->priority;
-  return push->request_id && push->traceparent;
-}
-
-kvgrpc_code kvgrpc_push(kvgrpc_engine *engine, const kvgrpc_labels *labels, const kvgrpc_content *content,
-                        const kvgrpc_push_options *options, kvgrpc_transfer *made, kvgrpc_error *error) {
-  static const kvgrpc_push_options usual;
-  if (!options) options = &usual;
-  kvgrpc_code code = kv_check_alive(engine, error);
-  if (!code) code = check_content(content, error);
-  if (!code) code = check_seconds(options->firm_ttl_s, error);
-  if (code) return code;
-  kv_transfer *push = kv_transfer_new(&engine->transfers, KV_PUSH);
-  if (!push) return kv_no_memory(error);
-  put_content(&push->content, content);
-  code = kv_check_written(&push->content, error);
-  if (!code && !copy_labels(push, labels_or_none(labels))) code = kv_no_memory(error);
-  if (code) {
-    kv_transfer_end(&engine->transfers, push);
-    return code;
-  }
-  push->consumers = options->consumers ? options->consumers : 1;
-  push->keeps = options->keeps_on_abort;
-  push->firm_ttl_s = options->firm_ttl_s;
-  *made = push->handle;
-  return KVGRPC_OK;
-}
-
-kvgrpc_code kvgrpc_push_register(kvgrpc_engine *engine, kvgrpc_transfer handle, kvgrpc_bytes grant,
-                                 kvgrpc_error *error) {
-  kv_transfer *push;
-  kvgrpc_code code = find(engine, handle, KV_PUSH, &push, error);
-  if (code) return code;
-  kv_writer request = {0};
-  const size_t token = kv_open(&request, 2);
-  kv_put_bytes(&request, 1, grant);
-  kv_close(&request, token);
-  kv_put_text(&request, 3, push->request_id);
-  code = kv_ask(engine, push, push->traceparent, KV_CALL_REGISTER_PUSH, &request, error);
-  kv_writer_free(&request);
-  return code;
-}
-
-/* Begins a FinishedBlocksRequest of a push, with its job. */
-static size_t open_job(kv_writer *request, const kv_transfer *push, uint32_t job) {
-  kv_put_bytes(request, 2, push->key);
-  kv_put_text(request, 3, push->request_id);
-  return kv_open(request, job);
-}
-
-kvgrpc_code kvgrpc_push_part(kvgrpc_engine *engine, kvgrpc_transfer handle, const kvgrpc_part *part,
-                             kvgrpc_error *error) {
-  kv_transfer *push;
-  kvgrpc_code code = find(engine, handle, KV_PUSH, &push, error);
-  if (!code) code = check_blocks(part->blocks, part->rows, error);
-  if (code) return code;
-  kv_writer request = {0};
-  const size_t job = open_job(&request, push, 5);
-  if (has_blocks(part->blocks, part->rows))
-    put_blocks(&request, 1, engine->incarnation, part->blocks, part->rows);
-  kv_put_bytes(&request, 2, (kvgrpc_bytes){push->content.data, push->content.size});
-  if (part->layers) {
-    const size_t layers = kv_open(&request, 3);
-    kv_put_uint(&request, 1, part->first_layer);
-    kv_put_uint(&request, 2, part->layers);
-    kv_close(&request, layers);
-  }
-  kv_put_uint(&request, 4, push->epoch);
-  kv_put_uint(&request, 5, part->last);
-  kv_put_uint(&request, 7, push->consumers);
-  kv_put_uint(&request, 8, push->keeps ? ON_ABORT_KEEP : ON_ABORT_RELEASE);
-  kv_put_uint(&request, 9, part->after_step);
-  kv_put_int32(&request, 11, push->priority);
-  if (push->firm_ttl_s > 0) kv_put_duration(&request, 12, push->firm_ttl_s);
-  kv_close(&request, job);
-  code = kv_ask(engine, push, push->traceparent, KV_CALL_FINISHED_BLOCKS, &request, error);
-  kv_writer_free(&request);
-  if (!code) push->parted = true;
-  return code;
-}
-
-kvgrpc_code kvgrpc_push_start_over(kvgrpc_engine *engine, kvgrpc_transfer handle, kvgrpc_error *error) {
-  kv_transfer *push;
-  const kvgrpc_code code = find(engine, handle, KV_PUSH, &push, error);
-  if (code) return code;
-  push->epoch += push->parted;
-  push->parted = false;
-  return KVGRPC_OK;
-}
-
-kvgrpc_code kvgrpc_push_fail(kvgrpc_engine *engine, kvgrpc_transfer handle, const char *message, kvgrpc_error *error) {
-  kv_transfer *push;
-  kvgrpc_code code = find(engine, handle, KV_PUSH, &push, error);
-  if (code) return code;
-  kv_writer request = {0};
-  const size_t job = open_job(&request, push, 6);
-  kv_put_text(&request, 1, message);
-  kv_close(&request, job);
-  code = kv_ask(engine, push, push->traceparent, KV_CALL_FINISHED_BLOCKS, &request, error);
-  kv_writer_free(&request);
-  return code;
-}
-
-kvgrpc_code kvgrpc_push_expect(kvgrpc_engine *engine, kvgrpc_bytes transfer_key, kvgrpc_error *error) {
-  kv_writer request = {0};
-  kv_put_bytes(&request, 2, transfer_key);
-  kv_close(&request, kv_open(&request, 8));
-  const kvgrpc_code code = kv_ask(engine, NULL, NULL, KV_CALL_FINISHED_BLOCKS, &request, error);
   kv_writer_free(&request);
   return code;
 }
@@ -374,7 +245,7 @@ kvgrpc_code kv_cancel_named(kvgrpc_engine *engine, const kv_transfer *transfer, 
 
 kvgrpc_code kvgrpc_cancel(kvgrpc_engine *engine, kvgrpc_transfer handle, const char *message, kvgrpc_error *error) {
   kv_transfer *transfer;
-  kvgrpc_code code = find(engine, handle, KV_FREE, &transfer, error);
+  kvgrpc_code code = kv_find(engine, handle, KV_FREE, &transfer, error);
   if (code) return code;
   if (transfer->id[0]) return kv_cancel_named(engine, transfer, message, error);
   if (transfer->kind == KV_PUSH && !transfer->asked && !transfer->failed) {
@@ -396,7 +267,7 @@ kvgrpc_code kvgrpc_cancel(kvgrpc_engine *engine, kvgrpc_transfer handle, const c
 kvgrpc_code kvgrpc_cancel_key(kvgrpc_engine *engine, kvgrpc_bytes transfer_key, const char *message,
                               kvgrpc_error *error) {
   if (transfer_key.size < KEY_BYTES_MIN || transfer_key.size > KEY_BYTES_MAX)
-    return invalid(error, "a transfer key has 16 to 64 random bytes");
+    return kv_invalid(error, "a transfer key has 16 to 64 random bytes");
   kv_writer request = {0};
   kv_put_bytes(&request, 3, transfer_key);
   kv_put_text(&request, 4, message);

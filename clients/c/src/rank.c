@@ -1,9 +1,8 @@
-/* A rank: its pool, its steps, and its way back to the next lead. */
+/* A rank: its memory, its session, and its way back to the next lead. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -11,45 +10,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "connection.h"
+#include "rank.h"
 
 /* Delay between attempts to reach a new lead, in milliseconds: its process takes a second to start. */
 #define RETRY_MS 50
-#define NONCE_BYTES 32
-/* Maximum number of accesses whose names are kept; with more, the memory is not proved to be at rest. */
-#define WRITES_MAX 65536
-#define LAYERS_MAX 65536
-
-typedef struct layers_report {
-  uint64_t step;
-  uint32_t first;
-  uint32_t count;
-} layers_report;
-
-struct kvgrpc_rank {
-  uint32_t number;
-  char *socket_path;
-  uint8_t *secret;
-  size_t secret_bytes;
-  double comes_back_s;
-
-  int memory; /* The pool's file, which the next lead asks for. */
-  uint8_t *mapping;
-  size_t mapped;
-  size_t pool_bytes;
-
-  pthread_mutex_t lock; /* Held while `connection` is sent to or replaced, and for the steps. */
-  kv_connection connection;
-  bool over; /* The engine's life is over for this rank. */
-  uint64_t done;
-  layers_report *layers;
-  size_t layer_count;
-
-  int stop; /* An eventfd. */
-  char **writes; /* Open accesses by which peers may write into the memory. Only the serving thread looks. */
-  size_t write_count;
-  bool writes_lost;
-};
+/* Time for the copy at work after the end of a session, in seconds. */
+#define REST_S 2.0
 
 /* ---- the pool */
 
@@ -78,91 +44,25 @@ static kvgrpc_code map_pool(kvgrpc_rank *rank, int descriptor, uint64_t shared_b
   rank->mapped = (size_t)size;
   rank->pool_bytes = (size_t)shared_bytes;
   uint64_t stated; /* Behind the pool: a nonce, then the pool's bytes. */
-  memcpy(&stated, rank->mapping + rank->mapped - page + NONCE_BYTES, sizeof stated);
+  memcpy(&stated, rank->mapping + rank->mapped - page + KV_NONCE_BYTES, sizeof stated);
   return stated == shared_bytes ? KVGRPC_OK : no_pool(error, "it states another size");
-}
-
-/* ---- steps */
-
-static void put_step(kv_writer *to, uint64_t step, const layers_report *layers) {
-  const size_t frame = kv_open(to, 4), report = kv_open(to, 1), row = kv_open(to, 4);
-  kv_put_uint(to, 1, step);
-  if (layers) {
-    const size_t range = kv_open(to, 2);
-    kv_put_uint(to, 1, layers->first);
-    kv_put_uint(to, 2, layers->count);
-    kv_close(to, range);
-  }
-  kv_close(to, row);
-  kv_close(to, report);
-  kv_close(to, frame);
-}
-
-static kvgrpc_code send_step(kv_connection *connection, uint64_t step, const layers_report *layers,
-                             kvgrpc_error *error) {
-  kv_writer message = {0}, frame = {0};
-  put_step(&message, step, layers);
-  kvgrpc_code code = kv_frame_of(&message, &frame, error);
-  if (!code) code = kv_send(connection, frame.data, frame.size, error);
-  kv_writer_free(&message);
-  kv_writer_free(&frame);
-  return code;
-}
-
-/* Notes a report that the next lead must get, since its count of steps begins at 0. */
-static kvgrpc_code note_step(kvgrpc_rank *rank, uint64_t step, const layers_report *layers, kvgrpc_error *error) {
-  if (layers) {
-    if (layers->step <= rank->done) return KVGRPC_OK;
-    if (rank->layer_count == LAYERS_MAX)
-      return kv_fail(error, KVGRPC_OUT_OF_RANGE, KV_LIMIT_EXCEEDED, "%d layers are reported, but no step since then",
-                     LAYERS_MAX);
-    layers_report *rows = realloc(rank->layers, (rank->layer_count + 1) * sizeof *rows);
-    if (!rows) return kv_no_memory(error);
-    rank->layers = rows;
-    rank->layers[rank->layer_count++] = *layers;
-    return KVGRPC_OK;
-  }
-  if (step > rank->done) rank->done = step;
-  size_t kept = 0;
-  for (size_t i = 0; i < rank->layer_count; i++)
-    if (rank->layers[i].step > rank->done) rank->layers[kept++] = rank->layers[i];
-  rank->layer_count = kept;
-  return KVGRPC_OK;
-}
-
-static kvgrpc_code report_step(kvgrpc_rank *rank, uint64_t step, const layers_report *layers, kvgrpc_error *error) {
-  pthread_mutex_lock(&rank->lock);
-  kvgrpc_code code = note_step(rank, step, layers, error);
-  if (!code) {
-    kvgrpc_error lost;
-    code = send_step(&rank->connection, step, layers, &lost);
-    const bool comes_back = !rank->over && rank->comes_back_s > 0;
-    if (code == KVGRPC_UNAVAILABLE && comes_back) code = KVGRPC_OK;
-    if (code) kv_copy_error(error, &lost);
-  }
-  pthread_mutex_unlock(&rank->lock);
-  return code;
-}
-
-kvgrpc_code kvgrpc_rank_step_done(kvgrpc_rank *rank, uint64_t step, kvgrpc_error *error) {
-  return report_step(rank, step, NULL, error);
-}
-
-kvgrpc_code kvgrpc_rank_layers_done(kvgrpc_rank *rank, uint64_t step, uint32_t first, uint32_t count,
-                                    kvgrpc_error *error) {
-  const layers_report layers = {step, first, count};
-  if (!count) return kv_fail(error, KVGRPC_INVALID_ARGUMENT, KV_INVALID_FIELD, "a range of layers has at least one");
-  return report_step(rank, step, &layers, error);
 }
 
 /* ---- attaching, for the first time and again */
 
-static void put_attach(kv_writer *to, const kvgrpc_rank *rank, bool returns, bool at_rest) {
+/* Returns why the memory may still be accessed; empty: it is at rest. */
+static const char *not_at_rest(const kvgrpc_rank *rank) {
+  if (!rank->at_rest) return "a data path may still use it";
+  return rank->write_count || rank->writes_lost ? "a peer may still write into it" : "";
+}
+
+static void put_attach(kv_writer *to, const kvgrpc_rank *rank, bool returns) {
   const size_t attach = kv_open(to, 2);
   kv_put_bytes(to, 1, (kvgrpc_bytes){rank->secret, rank->secret_bytes});
   kv_put_uint(to, 2, rank->number);
+  kv_put_uint(to, 3, rank->mover != NULL);
   kv_put_uint(to, 4, returns);
-  kv_put_text(to, 5, at_rest ? "" : "a peer may still write into it");
+  if (returns) kv_put_text(to, 5, not_at_rest(rank));
   kv_close(to, attach);
 }
 
@@ -184,11 +84,11 @@ static kvgrpc_code attach(kvgrpc_rank *rank, kv_connection *connection, bool ret
   kv_writer message = {0};
   kv_field answer;
   uint64_t shared_bytes = 0;
-  put_attach(&message, rank, returns, !rank->write_count && !rank->writes_lost);
+  put_attach(&message, rank, returns);
   code = kv_attach(connection, &message, rank->memory, timeout_s, returns ? rank->stop : -1, &answer, error);
   kv_writer_free(&message);
   if (!code) code = read_attached(&answer, &shared_bytes, error);
-  if (!code && !returns) code = map_pool(rank, kv_take_descriptor(connection), shared_bytes, error);
+  if (!code && !returns && !rank->mover) code = map_pool(rank, kv_take_descriptor(connection), shared_bytes, error);
   if (code) kv_disconnect(connection);
   return code;
 }
@@ -203,8 +103,9 @@ static bool copy_ticket(kvgrpc_rank *rank, const kvgrpc_ticket *ticket) {
   return true;
 }
 
-kvgrpc_code kvgrpc_rank_attach(const kvgrpc_ticket *ticket, uint32_t number, kvgrpc_rank **made, kvgrpc_error *error) {
-  if (!ticket || !ticket->socket_path || !made)
+/* Makes a rank that is not attached. */
+static kvgrpc_code make(const kvgrpc_ticket *ticket, uint32_t number, kvgrpc_rank **made, kvgrpc_error *error) {
+  if (!ticket || !ticket->socket_path)
     return kv_fail(error, KVGRPC_INVALID_ARGUMENT, KV_INVALID_FIELD, "a rank needs a ticket with a socket's path");
   kvgrpc_rank *rank = calloc(1, sizeof *rank);
   if (!rank) return kv_no_memory(error);
@@ -214,12 +115,49 @@ kvgrpc_code kvgrpc_rank_attach(const kvgrpc_ticket *ticket, uint32_t number, kvg
   }
   rank->number = number;
   rank->memory = -1;
+  rank->at_rest = true;
   kv_connection_init(&rank->connection);
   rank->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  kvgrpc_code code = rank->stop < 0 || !copy_ticket(rank, ticket) ? kv_no_memory(error) : KVGRPC_OK;
-  if (!code) code = attach(rank, &rank->connection, false, KV_ATTACH_TIMEOUT_S, error);
+  if (rank->stop >= 0 && copy_ticket(rank, ticket)) {
+    *made = rank;
+    return KVGRPC_OK;
+  }
+  kvgrpc_rank_close(rank);
+  return kv_no_memory(error);
+}
+
+/* Attaches a rank for the first time, with its mover or to be given a pool. */
+static kvgrpc_code begin(kvgrpc_rank *rank, kvgrpc_rank **made, kvgrpc_error *error) {
+  const kvgrpc_code code = attach(rank, &rank->connection, false, KV_ATTACH_TIMEOUT_S, error);
   if (code) kvgrpc_rank_close(rank);
   else *made = rank;
+  return code;
+}
+
+kvgrpc_code kvgrpc_rank_attach(const kvgrpc_ticket *ticket, uint32_t number, kvgrpc_rank **made, kvgrpc_error *error) {
+  kvgrpc_rank *rank;
+  const kvgrpc_code code = make(made ? ticket : NULL, number, &rank, error);
+  return code ? code : begin(rank, made, error);
+}
+
+kvgrpc_code kvgrpc_rank_attach_memory(const kvgrpc_ticket *ticket, uint32_t number, const kvgrpc_memory *memory,
+                                      size_t count, kvgrpc_rank **made, kvgrpc_error *error) {
+  kvgrpc_rank *rank;
+  kvgrpc_error why;
+  kvgrpc_code code = make(made ? ticket : NULL, number, &rank, error);
+  if (code) return code;
+  rank->mover = kv_mover_make(number, memory, count, kv_rank_report, rank, &why);
+  if (!rank->mover) {
+    code = kv_copy_error(error, &why);
+  } else {
+    rank->pool_bytes = (size_t)rank->mover->memory.size;
+    if (ticket->memory_bytes && ticket->memory_bytes != rank->pool_bytes)
+      code = kv_fail(error, KVGRPC_FAILED_PRECONDITION, KV_POOL_KIND_MISMATCH,
+                     "this memory has %zu bytes; the pool has %llu on each rank", rank->pool_bytes,
+                     (unsigned long long)ticket->memory_bytes);
+  }
+  if (!code) return begin(rank, made, error);
+  kvgrpc_rank_close(rank);
   return code;
 }
 
@@ -229,53 +167,21 @@ size_t kvgrpc_rank_memory_bytes(const kvgrpc_rank *rank) { return rank->pool_byt
 
 /* ---- the lead's commands */
 
-static void forget_write(kvgrpc_rank *rank, const char *access) {
-  for (size_t i = 0; i < rank->write_count; i++) {
-    if (strcmp(rank->writes[i], access)) continue;
-    free(rank->writes[i]);
-    rank->writes[i] = rank->writes[--rank->write_count];
-    return;
-  }
-}
-
-static void note_write(kvgrpc_rank *rank, const char *access) {
-  forget_write(rank, access);
-  char **writes = NULL, *name = NULL;
-  if (rank->write_count < WRITES_MAX) writes = realloc(rank->writes, (rank->write_count + 1) * sizeof *writes);
-  if (writes) rank->writes = writes;
-  if (writes) name = strdup(access);
-  if (name) writes[rank->write_count++] = name;
-  else rank->writes_lost = true;
-}
-
-static bool take_expect(kvgrpc_rank *rank, kvgrpc_bytes message) {
-  kv_reader from = kv_reader_of(message);
-  kv_field field;
-  kvgrpc_bytes access = {0};
-  bool open = false, writes = false;
-  while (kv_next(&from, &field)) {
-    if (kv_is(&field, 1, 2)) access = field.bytes;
-    if (kv_is(&field, 2, 0)) open = field.value != 0;
-    if (kv_is(&field, 3, 0)) writes = field.value != 0;
-  }
-  if (from.bad || access.size >= KVGRPC_ID_BYTES) return false;
-  char name[KVGRPC_ID_BYTES];
-  kv_copy_text(name, sizeof name, access);
-  if (writes && open) note_write(rank, name);
-  else if (writes) forget_write(rank, name);
-  return true;
-}
-
 /* Of a lead's commands only this one is for a rank whose memory is shared: the others ask it to move bytes. */
+static bool take_shared(kvgrpc_rank *rank, kvgrpc_bytes command) {
+  kv_reader from = kv_reader_of(command);
+  kv_field field;
+  while (kv_next(&from, &field))
+    if (kv_is(&field, 5, 2) && !kv_writes_take(rank, field.bytes)) return false;
+  return !from.bad;
+}
+
 static bool take_commands(kvgrpc_rank *rank, kvgrpc_bytes message) {
   kv_reader batch = kv_reader_of(message);
-  kv_field command, field;
+  kv_field command;
   while (kv_next(&batch, &command)) {
     if (!kv_is(&command, 1, 2)) continue;
-    kv_reader from = kv_reader_of(command.bytes);
-    while (kv_next(&from, &field))
-      if (kv_is(&field, 5, 2) && !take_expect(rank, field.bytes)) return false;
-    if (from.bad) return false;
+    if (!(rank->mover ? kv_mover_command(rank->mover, command.bytes) : take_shared(rank, command.bytes))) return false;
   }
   return !batch.bad;
 }
@@ -327,11 +233,8 @@ static bool pause_before_retry(const kvgrpc_rank *rank) {
 }
 
 static kvgrpc_code replace_connection(kvgrpc_rank *rank, kv_connection *next, kvgrpc_error *error) {
-  kvgrpc_code code = KVGRPC_OK;
   pthread_mutex_lock(&rank->lock);
-  if (rank->done) code = send_step(next, rank->done, NULL, error);
-  for (size_t i = 0; !code && i < rank->layer_count; i++)
-    code = send_step(next, rank->layers[i].step, &rank->layers[i], error);
+  const kvgrpc_code code = kv_steps_repeat(rank, next, error);
   kv_connection before = rank->connection;
   rank->connection = *next;
   pthread_mutex_unlock(&rank->lock);
@@ -366,6 +269,8 @@ kvgrpc_code kvgrpc_rank_serve(kvgrpc_rank *rank, kvgrpc_error *error) {
   bool last = false;
   while (!code && !stopped(rank)) {
     code = obey(rank, &last, &why);
+    if (code == KVGRPC_CANCELLED) break;
+    if (rank->mover) rank->at_rest = kv_mover_end(rank->mover, REST_S) && rank->at_rest;
     if (!last && rank->comes_back_s > 0) code = come_back(rank, &why);
   }
   if (code == KVGRPC_OK || (code == KVGRPC_CANCELLED && stopped(rank))) return KVGRPC_OK;
@@ -385,12 +290,14 @@ void kvgrpc_rank_stop(kvgrpc_rank *rank) {
 
 void kvgrpc_rank_close(kvgrpc_rank *rank) {
   if (!rank) return;
+  pthread_mutex_lock(&rank->lock); /* Threads of the mover report. */
   kv_disconnect(&rank->connection);
+  pthread_mutex_unlock(&rank->lock);
+  kv_mover_free(rank->mover);
   if (rank->mapping) munmap(rank->mapping, rank->mapped);
   if (rank->memory >= 0) close(rank->memory);
   if (rank->stop >= 0) close(rank->stop);
-  while (rank->write_count) free(rank->writes[--rank->write_count]);
-  free(rank->writes);
+  kv_writes_free(rank);
   free(rank->layers);
   free(rank->secret);
   free(rank->socket_path);

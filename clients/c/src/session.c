@@ -13,6 +13,7 @@
 #define UNSAID_MAX 64
 #define POOL_KIND_ENGINE_MANAGED 2
 #define POOL_MEMORY_SHARED 1
+#define POOL_MEMORY_PRIVATE 2
 
 static void put_group(kv_writer *to, const kvgrpc_group *group) {
   const size_t row = kv_open(to, 2);
@@ -67,7 +68,7 @@ static void put_attach(kv_writer *to, const kvgrpc_attach_options *options) {
   kv_put_text(to, 1, options->engine_id);
   kv_put_uint(to, 2, POOL_KIND_ENGINE_MANAGED);
   if (options->pool) put_pool(to, options->pool);
-  kv_put_uint(to, 4, POOL_MEMORY_SHARED);
+  kv_put_uint(to, 4, options->private_memory ? POOL_MEMORY_PRIVATE : POOL_MEMORY_SHARED);
   kv_put_uint(to, 5, options->world_size);
   kv_put_text(to, 6, options->weights_revision);
   kv_put_uint(to, 7, options->cannot_set_aside);
@@ -108,10 +109,20 @@ static kvgrpc_code check_options(const kvgrpc_attach_options *options, kvgrpc_er
   if (!options || !options->socket_path)
     return kv_fail(error, KVGRPC_INVALID_ARGUMENT, KV_INVALID_FIELD, "an engine needs the path of its lead's socket");
   const kvgrpc_pool *pool = options->pool;
+  if (options->private_memory && !pool)
+    return kv_fail(error, KVGRPC_INVALID_ARGUMENT, KV_INVALID_FIELD,
+                   "memory that ranks bring needs a pool's description");
   if (pool && (pool->group_count > GROUPS_MAX || pool->region_count > REGIONS_MAX))
     return kv_fail(error, KVGRPC_OUT_OF_RANGE, KV_LIMIT_EXCEEDED, "a pool has at most %d groups and %d regions",
                    GROUPS_MAX, REGIONS_MAX);
   return KVGRPC_OK;
+}
+
+/* Returns whether ranks of different pipeline stages may have memory of different sizes. */
+static bool has_stages(const kvgrpc_pool *pool) {
+  for (size_t i = 0; i < pool->region_count; i++)
+    if (pool->regions[i].stage) return true;
+  return false;
 }
 
 kvgrpc_code kvgrpc_engine_attach(const kvgrpc_attach_options *options, kvgrpc_engine **made, kvgrpc_error *error) {
@@ -129,6 +140,8 @@ kvgrpc_code kvgrpc_engine_attach(const kvgrpc_attach_options *options, kvgrpc_en
   code = engine->socket_path ? kv_connect(&engine->connection, options->socket_path, error) : kv_no_memory(error);
   if (!code) code = kv_attach(&engine->connection, &message, -1, KV_ATTACH_TIMEOUT_S, -1, &answer, error);
   if (!code) code = read_attached(engine, &answer, error);
+  if (!code && options->private_memory && !has_stages(options->pool))
+    engine->ticket.memory_bytes = options->pool->total_bytes;
   kv_writer_free(&message);
   /* The void page, by which an engine takes handed-over blocks back at once: this library cancels and waits. */
   const int page = kv_take_descriptor(&engine->connection);

@@ -143,6 +143,27 @@ static void test_no_lead_is_no_crash(void) {
   const kvgrpc_ticket longer = {path, {"", 0}, 0};
   CHECK_ERROR(kvgrpc_rank_attach(&longer, 0, &rank, &error), KVGRPC_INVALID_ARGUMENT, KV_INVALID_FIELD, error);
   CHECK(kvgrpc_rank_attach(NULL, 0, &rank, NULL) == KVGRPC_INVALID_ARGUMENT);
+  CHECK(kvgrpc_rank_attach(&nobody, 0, NULL, NULL) == KVGRPC_INVALID_ARGUMENT);
+}
+
+static void test_memory_that_is_none_is_refused_before_the_lead_hears_of_it(void) {
+  char bytes[16];
+  const kvgrpc_ticket nobody = {"/nowhere/lead.sock", {"", 0}, 0, sizeof bytes};
+  const kvgrpc_memory whole = {bytes, sizeof bytes}, none = {NULL, 16}, empty = {bytes, 0}, part = {bytes, 15};
+  kvgrpc_rank *rank = NULL;
+  kvgrpc_error error;
+  const int before = open_descriptors();
+  CHECK_ERROR(kvgrpc_rank_attach_memory(&nobody, 0, &none, 1, &rank, &error), KVGRPC_INVALID_ARGUMENT,
+              KV_INVALID_FIELD, error);
+  CHECK_ERROR(kvgrpc_rank_attach_memory(&nobody, 0, &empty, 1, &rank, &error), KVGRPC_INVALID_ARGUMENT,
+              KV_INVALID_FIELD, error);
+  CHECK_ERROR(kvgrpc_rank_attach_memory(&nobody, 0, &whole, 0, &rank, &error), KVGRPC_INVALID_ARGUMENT,
+              KV_INVALID_FIELD, error);
+  CHECK_ERROR(kvgrpc_rank_attach_memory(&nobody, 0, &part, 1, &rank, &error), KVGRPC_FAILED_PRECONDITION,
+              KV_POOL_KIND_MISMATCH, error);
+  CHECK_ERROR(kvgrpc_rank_attach_memory(&nobody, 0, &whole, 1, &rank, &error), KVGRPC_UNAVAILABLE,
+              KV_PEER_UNREACHABLE, error);
+  CHECK(!rank && open_descriptors() == before);
 }
 
 /* ---- after the attach */
@@ -238,6 +259,7 @@ int main(void) {
   test_an_answer_that_is_none_ends_the_attach();
   test_a_refusal_is_the_lead_s();
   test_no_lead_is_no_crash();
+  test_memory_that_is_none_is_refused_before_the_lead_hears_of_it();
   test_what_is_no_frame_ends_the_service();
   test_a_stop_ends_the_wait_for_the_next_lead();
   return 0;

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from ctypes import POINTER, byref, c_bool, c_char, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -25,13 +26,20 @@ class Error(ctypes.Structure):
 
 
 class Ticket(ctypes.Structure):
-    _fields_ = [("socket_path", c_char_p), ("secret", Bytes), ("comes_back_s", c_double)]
+    _fields_ = [
+        ("socket_path", c_char_p), ("secret", Bytes), ("comes_back_s", c_double), ("memory_bytes", c_uint64),
+    ]  # fmt: skip
+
+
+class Memory(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("size", c_size_t)]
 
 
 class AttachOptions(ctypes.Structure):
     _fields_ = [
         ("socket_path", c_char_p), ("pool", c_void_p), ("engine_id", c_char_p), ("weights_revision", c_char_p),
         ("world_size", c_uint32), ("cannot_set_aside", c_bool), ("expects_pushes", c_bool),
+        ("private_memory", c_bool),
     ]  # fmt: skip
 
 
@@ -55,6 +63,9 @@ def library() -> ctypes.CDLL:
     for name in ("rank_memory", "rank_memory_bytes", "rank_stop", "rank_close", "engine_close"):
         getattr(loaded, f"kvgrpc_{name}").argtypes = [c_void_p]
     loaded.kvgrpc_rank_attach.argtypes = [POINTER(Ticket), c_uint32, POINTER(c_void_p), POINTER(Error)]
+    loaded.kvgrpc_rank_attach_memory.argtypes = [
+        POINTER(Ticket), c_uint32, POINTER(Memory), c_size_t, POINTER(c_void_p), POINTER(Error),
+    ]  # fmt: skip
     loaded.kvgrpc_rank_serve.argtypes = [c_void_p, POINTER(Error)]
     loaded.kvgrpc_rank_step_done.argtypes = [c_void_p, c_uint64, POINTER(Error)]
     loaded.kvgrpc_rank_layers_done.argtypes = [c_void_p, c_uint64, c_uint32, c_uint32, POINTER(Error)]
@@ -71,16 +82,21 @@ def check(name: str, *arguments: Any) -> None:
 
 
 class NativeRank:
-    """A rank of the library, with a thread that serves it."""
+    """A rank of the library, with a thread that serves it. `own`: memory that it brings, in order."""
 
-    def __init__(self, ticket: RankTicket, rank: int = 0) -> None:
+    def __init__(self, ticket: RankTicket, rank: int = 0, own: Sequence[NDArray[np.uint8]] = ()) -> None:
         self._handle = c_void_p()
+        self._own = own
         secret = Bytes(ticket.secret, len(ticket.secret))
-        given = Ticket(ticket.socket_path.encode(), secret, ticket.comes_back_s)
-        check("kvgrpc_rank_attach", byref(given), rank, byref(self._handle))
-        size = library().kvgrpc_rank_memory_bytes(self._handle)
-        address = library().kvgrpc_rank_memory(self._handle)
-        self.memory: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        given = Ticket(ticket.socket_path.encode(), secret, ticket.comes_back_s, ticket.memory_bytes)
+        if own:
+            rows = (Memory * len(own))(*(Memory(row.ctypes.data, row.nbytes) for row in own))
+            check("kvgrpc_rank_attach_memory", byref(given), rank, rows, len(own), byref(self._handle))
+        else:
+            check("kvgrpc_rank_attach", byref(given), rank, byref(self._handle))
+            size = library().kvgrpc_rank_memory_bytes(self._handle)
+            address = library().kvgrpc_rank_memory(self._handle)
+            self.memory: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         self.ended = ""
         """How the engine's life ended for this rank; empty: it did not."""
         self._thread = threading.Thread(target=self._serve)

@@ -33,11 +33,10 @@ Engines = dict[str, EngineProcess]
 
 
 @asynccontextmanager
-async def engine_cpp(program: Path, socket: Path | None) -> AsyncIterator[EngineProcess]:
-    """Runs the engine in C++, attached at `socket`, or alone. It ends when its input does."""
-    arguments = ["--session-socket", str(socket)] if socket else []
+async def engine_cpp(program: Path, socket: Path, *flags: str) -> AsyncIterator[EngineProcess]:
+    """Runs the engine in C++, attached at `socket`. It ends when its input does."""
     process = await asyncio.create_subprocess_exec(
-        program, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        program, "--session-socket", str(socket), *flags, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdin is not None
     try:
@@ -54,16 +53,19 @@ async def engine_cpp(program: Path, socket: Path | None) -> AsyncIterator[Engine
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
-    """Runs an engine of each language, each at a lead, and one in Python that does all by itself."""
+    """Runs an engine in Python, one in C++ and one that brings its memory, each at a lead, and one in Python that does
+    all by itself.
+    """
     program = await asyncio.to_thread(build, "examples/minimal_engine_cpp") / "minimal-engine"
     folder = tmp_path_factory.mktemp("leads")
     async with AsyncExitStack() as stack:
-        for name in ("python", "cpp"):
+        for name in ("python", "cpp", "own"):
             await stack.enter_async_context(server(folder, name, "auto", {}))
         yield {
             "reference": await stack.enter_async_context(engine("reference", None)),
             "python": await stack.enter_async_context(engine("python", folder / "python.sock")),
             "cpp": await stack.enter_async_context(engine_cpp(program, folder / "cpp.sock")),
+            "own": await stack.enter_async_context(engine_cpp(program, folder / "own.sock", "--own-memory")),
         }
 
 
@@ -98,7 +100,9 @@ async def moved(engines: Engines, source: str, destination: str, prompt: str, wa
 
 @on_stage
 @pytest.mark.parametrize("way", ["pull", "push", "push by layer"])
-@pytest.mark.parametrize(("source", "destination"), [("cpp", "python"), ("python", "cpp")])
+@pytest.mark.parametrize(
+    ("source", "destination"), [("cpp", "python"), ("python", "cpp"), ("own", "python"), ("python", "own")]
+)
 async def test_tokens_are_those_of_one_engine(engines: Engines, source: str, destination: str, way: str) -> None:
     for name, prompt in PROMPTS:
         await said(engines["python"], op="forget")
@@ -110,13 +114,23 @@ async def test_tokens_are_those_of_one_engine(engines: Engines, source: str, des
 async def all_returned(engines: Engines) -> None:
     """Waits until every block is back: what was handed over comes back with the end of its lease."""
     async with asyncio.timeout(15.0):
-        for name in ("cpp", "python"):
+        for name in ("cpp", "own", "python"):
             while (await said(engines[name], op="usage"))["used_blocks"]:  # noqa: ASYNC110 - the engine is asked
                 await asyncio.sleep(0.02)
 
 
 @on_stage
-@pytest.mark.parametrize(("source", "destination"), [("cpp", "python"), ("python", "cpp")])
+@pytest.mark.parametrize(("source", "destination"), [("cpp", "own"), ("own", "cpp")])
+async def test_tokens_are_those_of_one_engine_between_both_memories(
+    engines: Engines, source: str, destination: str
+) -> None:
+    name, prompt = PROMPTS[0]
+    assert await moved(engines, source, destination, prompt, "pull") == await wanted_tokens(engines, prompt), name
+    await all_returned(engines)
+
+
+@on_stage
+@pytest.mark.parametrize(("source", "destination"), [("cpp", "python"), ("python", "cpp"), ("python", "own")])
 async def test_a_changed_block_changes_the_tokens(engines: Engines, source: str, destination: str) -> None:
     name, prompt = PROMPTS[2]
     await said(engines["python"], op="forget")

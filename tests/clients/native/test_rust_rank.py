@@ -28,13 +28,14 @@ def test_the_crate_passes_its_tests() -> None:
     cargo("test")
 
 
-def test_a_rank_in_rust_brings_its_memory_and_reports_its_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_a_rank_in_rust_holds_the_pool_and_reports_its_steps(tmp_path: Path, own: bool) -> None:
     cargo("build", "--examples")
     p, d = Lead(tmp_path, "P"), Lead(tmp_path, "D")
     try:
         p.wait_ready()
         destination = Side(d.wait_ready())
-        with Engine.attach(p.socket_path, pool=layout()) as engine:
+        with Engine.attach(p.socket_path, pool=layout(), private_memory=own) as engine:
             worker = subprocess.Popen(
                 [WORKSPACE / "target/debug/examples/worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
@@ -48,7 +49,8 @@ def test_a_rank_in_rust_brings_its_memory_and_reports_its_steps(tmp_path: Path) 
                 return worker.stdout.readline().strip()
 
             ticket = engine.ticket
-            assert ask(f"{ticket.socket_path} {ticket.secret.hex()}") == f"attached {layout().total_bytes}"
+            pieces = f" 5000 {layout().total_bytes - 5000}" if own else ""
+            assert ask(f"{ticket.socket_path} {ticket.secret.hex()}{pieces}") == f"attached {layout().total_bytes}"
             for layer in range(2):
                 offset = (layer * BLOCKS + 3) * LAYER_BYTES
                 assert ask(f"write {offset} {LAYER_BYTES} {layer + 1}") == "written"

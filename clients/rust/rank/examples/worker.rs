@@ -1,7 +1,7 @@
 //! A worker that fills and reads its pool as a line of its standard input says, until the input ends.
 //!
 //! ```text
-//! SOCKET_PATH SECRET_HEX
+//! SOCKET_PATH SECRET_HEX [BYTES ...]      (memory that it brings, in pieces of so many bytes)
 //! write OFFSET LENGTH BYTE     step STEP     read OFFSET LENGTH     (answers the sum of the bytes)
 //! ```
 
@@ -16,14 +16,23 @@ use kvgrpc_rank::{Rank, Ticket};
 fn main() -> Result<(), Box<dyn Error>> {
     let mut lines = io::stdin().lock().lines();
     let first = lines.next().ok_or("a line with the ticket is missing")??;
-    let (path, secret) = first.split_once(' ').ok_or("the ticket is SOCKET_PATH SECRET_HEX")?;
-    let ticket = Ticket { socket_path: path.into(), secret: unhex(secret)?, comes_back: Duration::ZERO };
-    let rank = Arc::new(Rank::attach(&ticket, 0)?);
+    let [path, secret, pieces @ ..] = &*first.split(' ').collect::<Vec<_>>() else {
+        return Err("the ticket is SOCKET_PATH SECRET_HEX".into());
+    };
+    let sizes = pieces.iter().map(|size| size.parse()).collect::<Result<Vec<usize>, _>>()?;
+    let memory_bytes = sizes.iter().sum::<usize>() as u64;
+    let ticket =
+        Ticket { socket_path: (*path).into(), secret: unhex(secret)?, comes_back: Duration::ZERO, memory_bytes };
+    let rank = Arc::new(if sizes.is_empty() {
+        Rank::attach(&ticket, 0)?
+    } else {
+        Rank::attach_memory(&ticket, 0, sizes.into_iter().map(|size| vec![0; size].into()).collect())?
+    });
     let serving = thread::spawn({
         let rank = Arc::clone(&rank);
         move || rank.serve()
     });
-    println!("attached {}", rank.memory().len());
+    println!("attached {}", rank.segments().iter().map(|segment| segment.len()).sum::<usize>());
     for line in lines {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();

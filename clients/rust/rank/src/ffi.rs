@@ -15,6 +15,13 @@ pub struct Ticket {
     pub socket_path: *const c_char,
     pub secret: Bytes,
     pub comes_back_s: c_double,
+    pub memory_bytes: u64,
+}
+
+#[repr(C)]
+pub struct Memory {
+    pub data: *mut c_void,
+    pub size: usize,
 }
 
 #[repr(C)]
@@ -34,6 +41,14 @@ unsafe extern "C" {
     pub fn kvgrpc_code_name(code: c_int) -> *const c_char;
     pub fn kvgrpc_reason_name(reason: u32) -> *const c_char;
     pub fn kvgrpc_rank_attach(ticket: *const Ticket, rank: u32, made: *mut *mut Rank, error: *mut Error) -> c_int;
+    pub fn kvgrpc_rank_attach_memory(
+        ticket: *const Ticket,
+        rank: u32,
+        memory: *const Memory,
+        count: usize,
+        made: *mut *mut Rank,
+        error: *mut Error,
+    ) -> c_int;
     pub fn kvgrpc_rank_memory(rank: *const Rank) -> *mut c_void;
     pub fn kvgrpc_rank_memory_bytes(rank: *const Rank) -> usize;
     pub fn kvgrpc_rank_step_done(rank: *mut Rank, step: u64, error: *mut Error) -> c_int;

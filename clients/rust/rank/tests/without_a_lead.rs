@@ -9,7 +9,7 @@ use std::{env, fs, process, thread};
 use kvgrpc_rank::{Rank, Ticket};
 
 fn ticket(path: &str) -> Ticket {
-    Ticket { socket_path: path.into(), secret: b"secret".to_vec(), comes_back: Duration::ZERO }
+    Ticket { socket_path: path.into(), secret: b"secret".to_vec(), comes_back: Duration::ZERO, memory_bytes: 0 }
 }
 
 #[test]
@@ -20,6 +20,17 @@ fn where_no_lead_listens_the_attach_is_unavailable() {
         assert_eq!(error.reason_name(), "PEER_UNREACHABLE");
         assert!(error.to_string().starts_with("UNAVAILABLE (PEER_UNREACHABLE): no lead listens at "));
     }
+}
+
+#[test]
+fn memory_that_is_none_is_refused_and_other_memory_is_given_back() {
+    let nothing = Rank::attach_memory(&ticket("/nowhere/lead.sock"), 0, vec![]).err().expect("it brings none");
+    assert_eq!((nothing.code_name(), nothing.reason_name()), ("INVALID_ARGUMENT", "INVALID_FIELD"));
+    let other = Ticket { memory_bytes: 7, ..ticket("/nowhere/lead.sock") };
+    let error = Rank::attach_memory(&other, 0, vec![vec![0; 8].into()]).err().expect("the pool is smaller");
+    assert_eq!((error.code_name(), error.reason_name()), ("FAILED_PRECONDITION", "POOL_KIND_MISMATCH"));
+    let error = Rank::attach_memory(&ticket("/nowhere/lead.sock"), 0, vec![vec![0; 8].into()]).err();
+    assert_eq!(error.expect("nobody listens there").code_name(), "UNAVAILABLE");
 }
 
 #[test]
