@@ -21,8 +21,8 @@ def test_it(number):
 """
 TESTS = 4
 """Number of tests of a file."""
-Deadly = set[tuple[str, int]]
-DEADLY: list[Deadly] = [{("a", 0)}, {("f", 3)}, {("b", 3), ("e", 1), ("e", 3)}]
+Deadly = list[tuple[str, int]]
+DEADLY: list[Deadly] = [[("a", 0)], [("f", 3)], [("b", 3), ("e", 1), ("e", 3)]]
 """Tests that kill their worker."""
 
 

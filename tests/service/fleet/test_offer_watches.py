@@ -378,16 +378,13 @@ async def test_offers_of_leads_that_are_watched_no_more_are_forgotten_a_bounded_
         numbers = range(at * 1_000_000, at * 1_000_000 + 10_000, 500)
         chains = [b"".join((first + one).to_bytes(32, "big") for one in range(500)) for first in numbers]
         liar.told = (snapshot(liar.header(), *chains),)
-    async with (
-        lying(liars) as addresses,
-        read(tmp_path, addresses) as (reader, reading),
-    ):
+    async with lying(liars) as addresses, read(tmp_path, addresses) as (reader, reading):
         offers = reading.picker.offers
         await ask(reader)
         await until(lambda: len(offers) > 20_000)
         async with steps_of(offers) as steps:
             monkeypatch.setattr(offer_watches, "IDLE_S", 0.0)
-            await until(lambda: len(offers) == 0)
+            await until(lambda: not len(offers))
         assert max(-step for step in steps) <= offer_watches.ROWS_AT_ONCE + 2 * 501
 
 
