@@ -64,8 +64,9 @@ def test_without_spares_a_grace_returns_blocks(start: Start, tmp_path: Path, mon
         with source.process.stopped():
             events = side.poll_until(lambda _: pull.over)
             assert [type(event) for event in events][-2:] == [Failed, BlocksReturned]
+            # The read may end while the re-key goes on, which then counts its blocks.
             release = lead.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
-            assert generation(release) == 1
+            assert (release.left_block_count, release.memory_generation) == (0, 1)
             later = side.fill(target, seed=200)
         again = side.engine.pull(source.hand_over(TOKENS).grant.token, content(TOKENS))
         again.start(list(range(BLOCKS, 2 * BLOCKS)))
