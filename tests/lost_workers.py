@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         faulthandler.enable(config.stash[fault_handler_stderr_fd_key], all_threads=False)
 
 
-@pytest.hookimpl
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
     """Returns the scheduler of `--dist loadfile`."""
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None

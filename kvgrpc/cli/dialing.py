@@ -20,11 +20,13 @@ Timeout = Annotated[float, typer.Option("--timeout-s", min=0.001, help="How long
 
 
 def checked_address(address: str) -> str:
-    """Returns the address. Raises BadParameter for text that is not host:port."""
-    from kvgrpc.client.channel import is_host_port
+    """Returns the address. Raises BadParameter for text that is neither host:port nor a target of gRPC's."""
+    from kvgrpc.client.channel import check_target
 
-    if not is_host_port(address):
-        raise typer.BadParameter(f"{address!r} is not host:port, such as 127.0.0.1:50051")
+    try:
+        check_target(address)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     return address
 
 

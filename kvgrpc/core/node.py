@@ -213,6 +213,7 @@ class Node:
             peer_forgotten=reaction(closes.peer_forgotten),
             peer_ready=reaction(moves.peer_ready, closes.peer_ready),
             peer_failed=reaction(moves.peer_failed, closes.peer_failed),
+            peer_again=reaction(access.peer_again),
             memory_changed=reaction(moves.memory_changed),
             rekey_begins=reaction(moves.rekey_begins, access.stop_reads),
             rekey_ends=reaction(access.stop_reads, self._handshakes.rekey_ends, self._liveness.rekey_ends),

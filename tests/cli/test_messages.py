@@ -45,6 +45,12 @@ def test_an_address_that_is_not_host_and_port_and_a_time_that_is_none_are_refuse
     assert (code, "Traceback" in said) == (2, False)
 
 
+@pytest.mark.parametrize("scheme", ["dns:", "dns:///", "ipv4:"])
+def test_an_address_may_be_a_target_of_grpc(scheme: str, unused_tcp_port: int) -> None:
+    code, _, said = run("status", f"{scheme}127.0.0.1:{unused_tcp_port}")
+    assert (code, "not host:port" in said) == (1, False)
+
+
 @pytest.mark.parametrize("command", ["drain", "get leases", "describe lease l"])
 def test_a_server_that_is_not_reached_is_told_with_how_to_start_one(command: str, unused_tcp_port: int) -> None:
     address = f"127.0.0.1:{unused_tcp_port}"

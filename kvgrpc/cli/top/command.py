@@ -23,7 +23,7 @@ def top(
 
     Example: [bold]kvgrpc top 10.0.0.1:50051 10.0.0.2:50051[/bold]
 
-    The keys are on the last line of the screen. What ends something asks before.
+    The keys are on the first and the last line of the screen. What ends something asks before.
     """
     from kvgrpc.cli.top.screen import TopApp
 

@@ -20,6 +20,7 @@ from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import MoveStage
 from kvgrpc.core.tables.accesses import Access, AccessOpening, AccessState, Verdict
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.peers import Peer
@@ -106,6 +107,13 @@ class ServedAccesses:
     def peer_heard(self, peer: Peer) -> None:
         """Retries openings of a peer that is heard again."""
         self._openings.retry(LIVENESS, peer.key)
+
+    def peer_again(self, peer: Peer) -> None:
+        """Tells the ranks that a peer may read by any data path from now on, whatever it said before."""
+        for access_id in peer.accesses:
+            access = self._state.access.rows[access_id]
+            if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
+                self._state.read_by(access, ())
 
     def peer_dead(self, peer: Peer) -> None:
         """Closes the accesses of a dead peer. The grant decides whether the peer counts as a done consumer."""
@@ -265,7 +273,7 @@ class ServedAccesses:
             if message:
                 lease.trouble = f"engine {access.consumer}: {message}"
             reader = state.send.pushes.of_reader(access.id)
-            if reader is not None:
+            if reader is not None and reader.stage is not MoveStage.ENDED:
                 self._pushes.reader_gone(reader, access, message, received=received)
             self._count(access, lease, received=received)
         else:

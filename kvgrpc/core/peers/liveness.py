@@ -69,10 +69,14 @@ class PeerLiveness:
             if weights_unknown(state.life.engine, description):
                 state.emit(WeightsUnknown(key))
             state.react.peer_back(known)
-        elif known.description.memory_generation != description.memory_generation:
-            # The memory is registered anew: reads at the old addresses would get nothing of use.
-            state.react.memory_changed(known)
-            self.unmap(known)
+        else:
+            if known.description.memory_generation != description.memory_generation:
+                # The memory is registered anew: reads at the old addresses would get nothing of use.
+                state.react.memory_changed(known)
+                self.unmap(known)
+            # It may map this engine's memory anew, and read by another data path than it said.
+            known.reads_by = ()
+            state.react.peer_again(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
         known.asks, known.shows, known.elder = told.asks, told.shows, told.elder
         known.met |= bool(at)

@@ -6,8 +6,6 @@
 The steps shared with a pull are in `moves.course`. Ends are in `push_ends`.
 """
 
-from dataclasses import replace
-
 from kvgrpc.core.actions import SendParts
 from kvgrpc.core.events import Opened, PartsAnswered
 from kvgrpc.core.moves.course import Course
@@ -212,10 +210,8 @@ class PushCourse(Course[Registration]):
         """
         state, peer.reads_by = self._state, data_paths
         access = state.access.rows[move.reverse_id]
-        if access.state is AccessState.OPEN and access.opening.data_paths != data_paths:
-            state.expect(access, open_=False)
-            access.opening = replace(access.opening, data_paths=data_paths)
-            state.expect(access, open_=True)
+        if access.state is AccessState.OPEN:
+            state.read_by(access, data_paths)
 
     def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> AccessOpening:
         reverse = b"" if move.writes else move.reverse_id

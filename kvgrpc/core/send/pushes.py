@@ -183,9 +183,7 @@ class Pushes:
         return True
 
     def reader_gone(self, move: Registration, access: Access, message: str, *, received: bool) -> None:
-        """Ends a registration whose destination closed the access under which it read."""
-        if move.stage is MoveStage.ENDED:
-            return
+        """Ends a registration in progress whose destination closed the access under which it read."""
         if received:
             self._ends.done(move)
         elif not move.replaced or access.outcome is CloseOutcome.CANCELLED:

@@ -5,6 +5,7 @@ makes new tables for an incarnation: they contain nothing of the old one, unless
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Unpack
 
 from kvgrpc.core.actions import Action, Answer, EngineNews, Expect, Refuse, Reply, TellEngine, TransferChanged
@@ -194,6 +195,13 @@ class NodeState:
     def expect(self, access: Access, *, open_: bool) -> None:
         """Tells the ranks whether the opener of an access may access our memory."""
         self.emit(Expect(access.owner, open=open_, paths=access.opening.data_paths))
+
+    def read_by(self, access: Access, data_paths: tuple[str, ...]) -> None:
+        """Tells the ranks by which data paths the opener of an open access reads; empty: not known."""
+        if access.opening.data_paths != data_paths:
+            self.expect(access, open_=False)
+            access.opening = replace(access.opening, data_paths=data_paths)
+            self.expect(access, open_=True)
 
     def reply(self, call_id: int, answer: Answer) -> None:
         """Answers a call and all calls that joined it."""

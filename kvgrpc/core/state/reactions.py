@@ -42,6 +42,8 @@ class Reactions(NamedTuple):
     """The lead at an address cannot be used. Arguments: the address, the error, the engine id expected there if only
     moves that expect it fail, and the life that answered, if any.
     """
+    peer_again: Callable[[Peer], None]
+    """A living life shook hands again."""
     memory_changed: Callable[[Peer], None]
     """A peer registered its memory again."""
     rekey_begins: Callable[[], None]

@@ -4,6 +4,7 @@ The thread waits message by message, for a bounded time without news. Once it ha
 accesses this rank's memory by the group any more.
 """
 
+import errno
 import queue
 import re
 import threading
@@ -18,6 +19,7 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, NotMet, Po
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.open_files import spare
 
 GLOO, NCCL, WINDOW = "gloo", "nccl", "window"
 """Libraries that make groups."""
@@ -32,6 +34,10 @@ STALL_S = 10.0
 """Maximum time for a message, in seconds."""
 UNDER_WAY = 8
 """Maximum number of messages that the library has at once."""
+DESCRIPTORS = 16
+"""Descriptors of a group, including those that Gloo opens for a moment."""
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRINUSE}
+"""Errors of a host that lacks something for a while."""
 _WHERE = re.compile(r"^\[[^\]]*\] *")
 """The position in the library's source with which its errors begin."""
 
@@ -179,7 +185,8 @@ class ProcessGroup:
         elif isinstance(error, KVGrpcError):
             self._break(why, permanent=True)
         else:
-            self._break(f"this rank cannot make its half: {why}", permanent=True)
+            passes = (isinstance(error, OSError) and error.errno in _PASSING) or not spare(DESCRIPTORS)
+            self._break(f"this rank cannot make its half: {why}", permanent=not passes)
 
     def _move(self, library: GroupLibrary, job: GroupJob, number: int) -> None:
         """Moves all messages of a job, in order. Raises an error if that fails."""

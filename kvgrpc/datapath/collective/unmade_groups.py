@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgrpc.datapath.base import DataPathFailed
-from kvgrpc.datapath.collective.group import ProcessGroup
+from kvgrpc.datapath.collective.group import DESCRIPTORS, ProcessGroup
 from kvgrpc.open_files import spare
 
 OF_PAIR_MAX = 8
@@ -23,9 +23,6 @@ OF_NEW_PEERS_MAX = 32
 MAKING_MAX = 48
 """Maximum number of groups of a rank that are being made."""
 LATELY_S = 30.0
-DESCRIPTORS = 16
-"""Descriptors of a group, including those that Gloo opens for a moment."""
-
 Pair = tuple[str, int, bool]
 """A peer, a rank of it, and True if this rank sends."""
 

@@ -246,6 +246,7 @@ class WindowGroup:
 
     def _come(self, token: bytes, rendezvous: Rendezvous) -> socket.socket:
         """Fetches the window from the source."""
+        began = time.monotonic()
         peers = read_window_half(rendezvous.exchange(WindowHalf(token, "").values), listens=True)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -266,7 +267,8 @@ class WindowGroup:
         except OSError as error:
             connection.close()
             why = f"the peer's window cannot be fetched: {error}"
-            if isinstance(error, ConnectionRefusedError):
+            # The source listens for this long at least: a later refusal says that this rank came late.
+            if isinstance(error, ConnectionRefusedError) and time.monotonic() - began < PROOF_S:
                 raise DataPathUnavailable(why + elsewhere(self._folder)) from error
             raise DataPathFailed(why) from error
         except BaseException:

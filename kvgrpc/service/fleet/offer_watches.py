@@ -134,6 +134,8 @@ class OfferWatches:
         for _, task in self._watches.values():
             self._end(task)
         self._watches.clear()
+        for task in self._ended:
+            task.cancel()  # also what is forgotten slowly: now the whole index goes
         await asyncio.gather(*self._ended, return_exceptions=True)
 
     def _end(self, task: asyncio.Task[None]) -> None:

@@ -21,10 +21,10 @@ from kvgrpc.fleet.directory import Directory, DirectoryLimits
 from kvgrpc.fleet.history import EngineHistory
 from kvgrpc.fleet.pairing import NoPair, PairPicker, PairRequest, PickedPair
 from kvgrpc.registry.following import DirectoryFollower
+from kvgrpc.service.callers import payer
 from kvgrpc.service.fleet.lead_checks import LeadChecks
 from kvgrpc.service.fleet.offer_watches import OfferWatches
 from kvgrpc.service.fleet.registries import registry_of
-from kvgrpc.service.places import CONNECTION
 
 IDLE_S = 60.0
 """Time without a caller after which the registry is read no longer, in seconds."""
@@ -98,7 +98,7 @@ class FleetReading:
 
     def chain_asked(self, tenant: str) -> None:
         """Notes that a pair is asked for with a chain of a tenant: leads are asked for its offers from now on."""
-        if self.offer_watches is not None and self.offer_watches.asked(tenant, CONNECTION.get(), _now()):
+        if self.offer_watches is not None and self.offer_watches.asked(tenant, payer(), _now()):
             self.offer_watches.follow(self.history.by_key().values())
 
     def silence_s(self) -> float:

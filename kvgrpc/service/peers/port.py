@@ -260,8 +260,8 @@ class PeerChannels:
             answer = SendAnswer(ask.source_rank, ask.epoch, ask.sequence)
             if isinstance(result, KVGrpcError):
                 known = not isinstance(result, Unavailable | DeadlineExceeded | InternalError)
-                regroup = known and result.reason is Reason.DATA_PATH_FAILED
-                permanent = known and result.reason is Reason.NO_DATA_PATH
+                permanent = known and result.reason is Reason.NO_DATA_PATH and ask.meets
+                regroup = known and not permanent and result.reason in (Reason.DATA_PATH_FAILED, Reason.NO_DATA_PATH)
                 answer = replace(answer, error=result.sentence, known=known, regroup=regroup, permanent=permanent)
             else:
                 answer = replace(answer, values=result)

@@ -1,18 +1,19 @@
 """Settling at the issuer: a verdict is given once, and consumers are counted by engine id."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvgrpc.core.actions import BlocksReturnedNews, Expect, FailedNews
-from kvgrpc.core.events import CloseOutcome, LeaseRef, PeerSilent, ReleaseLease, RenewLeases
+from kvgrpc.core.events import CloseOutcome, HandshakeReceived, LeaseRef, PeerSilent, ReleaseLease, RenewLeases
 from kvgrpc.core.tables.accesses import AccessState, Verdict
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import Reason
 from tests.core.access.opened_accesses import D, E, lease_state, opened, opening
-from tests.core.nodes import Lead, access_id, describe, key_of, refused, snapshot
+from tests.core.nodes import Lead, access_id, describe, endpoints, key_of, refused, snapshot
 from tests.core.send.lent_blocks import release
 
 
@@ -39,6 +40,13 @@ def test_a_valid_settle_ends_the_lease_when_its_consumer_was_the_last(lead: Lead
     assert lead.news() == [BlocksReturnedNews(transfer.id, "r", made.lease.id)]
     assert lead.one(Expect) == Expect(f"a-{access_id().hex()}", open=False)
     assert len(lead.state.pool.pins) == 0
+
+
+def test_a_peer_that_shakes_hands_again_may_read_by_another_data_path_than_it_said(lead: Lead) -> None:
+    made = lead.finish()
+    lead.opened(D, replace(opening(made.token), data_paths=("cma",)))
+    lead.ask(lambda c: HandshakeReceived(c, D, endpoints(D)), principal="peer")
+    assert [(action.open, action.paths) for action in lead.seen(Expect)] == [(False, ("cma",)), (True, ())]
 
 
 def test_a_settle_that_is_not_the_last_leaves_the_access_open(lead: Lead) -> None:

@@ -1,5 +1,7 @@
 """Two ranks that reach for each other during a handshake of their leads; each has a library to load."""
 
+import errno
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -165,3 +167,16 @@ def test_a_meeting_that_the_other_rank_misses_is_worth_another_try(
     report = waiting.report()
     assert dict(report.rejected)["collective"] == "the other rank did not come"
     assert not report.permanent
+
+
+def lacks_descriptors() -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_rank_that_lacks_something_for_a_while_is_worth_another_try(make: Callable[..., SlowRank]) -> None:
+    lacking, whole = make("P", HOST, lacks_descriptors), make("D")
+    for rank, other in ((lacking, whole), (whole, lacking)):
+        rank.reach(only_collective(other))
+    for report in (lacking.report(), whole.report()):
+        assert "Too many open files" in dict(report.rejected)["collective"]
+        assert not report.permanent

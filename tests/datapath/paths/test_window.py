@@ -110,6 +110,18 @@ def test_the_two_halves_of_a_window_meet_in_the_folder(tmp_path: Path) -> None:
     folder.close()
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_a_source_that_does_not_listen_is_worth_another_try_for_a_rank_that_came_late(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr("kvgrpc.datapath.paths.window.PROOF_S", 0.0 if late else 60.0)
+    with ThreadPoolExecutor(1) as pool:
+        rendezvous, _, group = side(pool, False)
+        rendezvous.learn(WindowHalf(TOKEN, f"kvgrpc-window-{secrets.token_hex(16)}").values)
+        with pytest.raises(DataPathFailed if late else DataPathUnavailable, match="cannot be fetched"):
+            group.result(DEADLINE_S)
+
+
 @pytest.mark.parametrize("writable", [True, False])
 def test_a_descriptor_that_could_harm_the_reader_is_refused(writable: bool) -> None:
     with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as source:
