@@ -112,7 +112,7 @@ class ServedAccesses:
         """Tells the ranks that a peer may read by any data path from now on, whatever it said before."""
         for access_id in peer.accesses:
             access = self._state.access.rows[access_id]
-            if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
+            if access.kind is AccessKind.READ:
                 self._state.read_by(access, ())
 
     def peer_dead(self, peer: Peer) -> None:

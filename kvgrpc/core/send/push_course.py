@@ -209,9 +209,7 @@ class PushCourse(Course[Registration]):
         engine's processor and its interpreter.
         """
         state, peer.reads_by = self._state, data_paths
-        access = state.access.rows[move.reverse_id]
-        if access.state is AccessState.OPEN:
-            state.read_by(access, data_paths)
+        state.read_by(state.access.rows[move.reverse_id], data_paths)
 
     def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> AccessOpening:
         reverse = b"" if move.writes else move.reverse_id

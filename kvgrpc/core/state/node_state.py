@@ -19,7 +19,7 @@ from kvgrpc.core.state.move_table import MoveTable, PushTable
 from kvgrpc.core.state.reactions import Reactions
 from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.state.waiting_rows import ChecksumAsks, Mirrors, Prefetch, WaitingOpenings
-from kvgrpc.core.tables.accesses import Access
+from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.lacking_requests import LackingRequests
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.ledger import Ledger, RowKind
@@ -197,8 +197,8 @@ class NodeState:
         self.emit(Expect(access.owner, open=open_, paths=access.opening.data_paths))
 
     def read_by(self, access: Access, data_paths: tuple[str, ...]) -> None:
-        """Tells the ranks by which data paths the opener of an open access reads; empty: not known."""
-        if access.opening.data_paths != data_paths:
+        """Tells the ranks by which data paths the opener of an access reads, if it is open; empty: not known."""
+        if access.state is AccessState.OPEN and access.opening.data_paths != data_paths:
             self.expect(access, open_=False)
             access.opening = replace(access.opening, data_paths=data_paths)
             self.expect(access, open_=True)

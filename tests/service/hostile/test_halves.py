@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.collective.group import DESCRIPTORS
 from kvgrpc.datapath.collective.half import CONNECTIONS
-from kvgrpc.datapath.collective.unmade_groups import DESCRIPTORS, OF_PAIR_MAX
+from kvgrpc.datapath.collective.unmade_groups import OF_PAIR_MAX
 from kvgrpc.peer.v1 import peer_pb2
 from tests.service.conftest import starting
 from tests.service.consumer import Consumer
