@@ -46,7 +46,7 @@ class FleetConfig:
     certificate_name: str = ""
     """Name that the certificate of an engine's lead has, with `ENGINE_ID` in it; empty: the name of its address."""
     http: str = ""
-    """HTTP addresses of engines, for Envoy: HOST:PORT, prefill=HOST:PORT or decode=HOST:PORT for what plays that part, or
+    """HTTP addresses of engines, for Envoy: HOST:PORT, prefill=HOST:PORT or decode=HOST:PORT for those of that part, or
     ID=HOST:PORT for one engine, separated by commas; `{host}` stands for the lead's host. Empty: Envoy is not served.
     """
     prefix: str = "/kvgrpc/v1/engines/"

@@ -119,7 +119,10 @@ def test_a_play_that_needs_a_method_which_the_adapter_lacks_says_so(
 
 def test_a_push_of_an_engine_with_one_layer_has_no_part(lead: Lead) -> None:
     pool = uniform_layout(Group("full", GroupKind.FULL_ATTENTION, 1, 16, 24, 2, 8, "float16"), 1024)
-    with closing(Engine.attach(lead.socket_path, pool=pool)) as engine, Counterpart(engine) as other:
-        with pytest.raises(SkipTest, match="two layers"):
-            other.push([1, 2, 3], os.urandom(16), whole=False)
+    with (
+        closing(Engine.attach(lead.socket_path, pool=pool)) as engine,
+        Counterpart(engine) as other,
+        pytest.raises(SkipTest, match="two layers"),
+    ):
+        other.push([1, 2, 3], os.urandom(16), whole=False)
     lead.wait_no_engine()
