@@ -57,7 +57,6 @@ CASES: dict[str, tuple[str, ...]] = {
         "decode.containers[0].image=registry.example/sidecar", "router.enabled=false",
         "networkPolicy.gatewayFrom[0].namespaceSelector.matchLabels.gateway=yes",
     ),
-    "no_engines": ("fleet.enabled=true", "prefill.replicas=0", "decode.replicas=0", "lead.dialAllow={10.0.0.0/8}"),
     "fleet_of_leases": ("fleet.enabled=true", "fleet.registry=kubernetes-leases://", "fleet.replicas=1"),
     "fleet_of_etcd": (
         "fleet.enabled=true", "fleet.registry=etcd://etcd.llm.svc:2379", "tls.fleetSecret=f",
