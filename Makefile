@@ -527,18 +527,22 @@ site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_R
 wheel: venv ## Build the wheel into dist twice, from two copies, and fail when they differ (ARGS=--install weighs an installation)
 	@$(BIN)/python scripts/wheel.py $(ARGS)
 
-# The packages that a new environment gets with the wheel, by their names, versions and licenses.
+# The packages that a new environment gets with the wheel, by their names, versions and licenses. pip's note of where the
+# wheel lay is a path of this machine.
 SBOM_TOOL := cyclonedx-bom==7.5.0
 EXTRAS ?= server
+COMMA := ,
 
 .PHONY: sbom
 sbom: venv ## Write into dist, beside the wheel, the bill of materials of the wheel with its EXTRAS (server), as CycloneDX
 	@wheel=$$($(BIN)/python scripts/wheel.py --path) && env=$$(mktemp -d) && trap "rm -rf $$env" EXIT \
 	  && $(BIN)/uv venv --quiet --clear --python $(BIN)/python $$env \
 	  && $(BIN)/uv pip install --quiet --python $$env/bin/python "$$wheel[$(EXTRAS)]" \
+	  && rm $$env/lib/python*/site-packages/kvgrpc-*.dist-info/direct_url.json \
+	  && bill="$${wheel%.whl}.$(subst $(COMMA),-,$(EXTRAS)).cdx.json" \
 	  && $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with $(SBOM_TOOL) cyclonedx-py environment \
-	    --output-reproducible --output-file "$${wheel%.whl}.cdx.json" $$env/bin/python \
-	  && echo "$${wheel%.whl}.cdx.json"
+	    --output-reproducible --output-file "$$bill" $$env/bin/python \
+	  && echo "$$bill"
 
 # The lowest and the highest versions that pyproject.toml allows, each in an environment of its own, without torch and
 # without NIXL. What the tests themselves need is pinned as in .venv.

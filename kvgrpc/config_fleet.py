@@ -46,8 +46,8 @@ class FleetConfig:
     certificate_name: str = ""
     """Name that the certificate of an engine's lead has, with `ENGINE_ID` in it; empty: the name of its address."""
     http: str = ""
-    """HTTP addresses of engines, for Envoy: HOST:PORT, or ID=HOST:PORT for one engine, separated by commas; `{host}`
-    stands for the lead's host. Empty: Envoy is not served.
+    """HTTP addresses of engines, for Envoy: HOST:PORT, prefill=HOST:PORT or decode=HOST:PORT for those of that part, or
+    ID=HOST:PORT for one engine, separated by commas; `{host}` stands for the lead's host. Empty: Envoy is not served.
     """
     prefix: str = "/kvgrpc/v1/engines/"
     """First part of the keys in etcd."""
@@ -109,7 +109,7 @@ class FleetConfig:
 
     @property
     def http_rules(self) -> dict[str, str]:
-        """Rules of `http` by engine id; the empty id has the one for all others."""
+        """Rules of `http` by engine id or part; the empty id has the one for all others."""
         rules = (one.strip().rpartition("=") for one in self.http.split(",") if one.strip())
         return {engine_id: rule for engine_id, _, rule in rules}
 

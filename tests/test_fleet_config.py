@@ -79,6 +79,7 @@ def test_every_key_has_a_variable() -> None:
         ("http", "{host}"),
         ("http", "{host}:80,p=:81"),
         ("http", "{host}:0"),
+        ("http", "prefill=8000,{host}:80"),
         ("certificate_name", "p.example"),
         ("certificate_name", "*.{engine_id}"),
         ("certificate_name", "{engine_id}.{engine_id}"),

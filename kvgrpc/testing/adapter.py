@@ -69,11 +69,13 @@ class FullAdapter(EngineAdapter, Protocol):
 
     def push(self, request_id: str, token_ids: Sequence[int], transfer_key: bytes) -> None:
         """Takes a request in whose prompt is prefilled here and pushed under the key. Another engine registers for it,
-        before or after this call, or never.
+        before or after this call, or never. An id may come again as in `take`.
         """
 
     def reserve(self, request_id: str, token_ids: Sequence[int], transfer_key: bytes, source_address: str) -> None:
-        """Takes a request in whose prompt the lead at that address pushes under the key. `taken` says what came."""
+        """Takes a request in whose prompt the lead at that address pushes under the key. `taken` says what came. An id
+        may come again as in `take`.
+        """
 
     def compute_layer(self) -> None:
         """Computes one more layer of the first step that was begun, if any, and reports it."""

@@ -11,26 +11,26 @@ from kvgrpc.testing.scene import Scene
 
 def pushed_blocks_stay(scene: Scene) -> None:
     """A destination holds what is pushed while another request comes and goes; then it takes all, or gives up."""
-    reservation = _hold_pushed(scene)
+    reservation = _hold_pushed(scene, "a")
     truth = scene.read("a")
     scene.other.compute()
     scene.until_over(reservation, "a destination of its push never ends")
     scene.ensure_fetched(reservation, truth)
     scene.until_all_free("after a destination took a push")
-    _hold_pushed(scene).cancel("the destination's client hung up")
+    _hold_pushed(scene, "c").cancel("the destination's client hung up")
     scene.until_all_free("after a destination gave up")
 
 
-def _hold_pushed(scene: Scene) -> Reservation:
+def _hold_pushed(scene: Scene, request_id: str) -> Reservation:
     """Plays a push that a destination holds, up to where another request came and left."""
-    reservation = _push(scene, late=True)
+    reservation = _push(scene, request_id, late=True)
     for _ in range(3):
         scene.step()
-        scene.ensure_held(scene.engine.blocks("a"), "while they are pushed")
+        scene.ensure_held(scene.engine.blocks(request_id), "while they are pushed")
     scene.give("b", scene.prompt())
     scene.engine.abort("b")
     scene.step()
-    scene.ensure_held(scene.engine.blocks("a"), "once another request came and left")
+    scene.ensure_held(scene.engine.blocks(request_id), "once another request came and left")
     return reservation
 
 
@@ -90,12 +90,12 @@ def pushes_are_used_when_received(scene: Scene) -> None:
     ensure_unused(scene, ids)
 
 
-def _push(scene: Scene, *, late: bool = False) -> Reservation:
+def _push(scene: Scene, request_id: str = "a", *, late: bool = False) -> Reservation:
     """Has the author's engine begin to push a prompt to the counterpart."""
     engine, ids, key = scene.able("push"), scene.prompt(), os.urandom(16)
     reservation = scene.other.reserve(ids, key, engine.engine.address, late=late)
-    engine.push("a", ids, key)
-    scene.until_blocks("a", computes=False)
+    engine.push(request_id, ids, key)
+    scene.until_blocks(request_id, computes=False)
     return reservation
 
 

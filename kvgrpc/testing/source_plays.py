@@ -106,14 +106,14 @@ def late_ranks_are_waited_for(scene: Scene) -> None:
     """A reader comes while all ranks but one have ended the step that computes what was handed over."""
     engine, ranks = scene.able("compute_rank"), range(scene.other.world_size)
     for late in ranks:
-        ids = scene.prompt()
-        pull = scene.other.pull(scene.give("a", ids, computes=False), ids)
+        ids, request_id = scene.prompt(), f"a{late}"
+        pull = scene.other.pull(scene.give(request_id, ids, computes=False), ids)
         scene.other.start(pull)
         for rank in (*ranks[:late], *ranks[late + 1 :]):
             engine.compute_rank(rank)
         scene.quiet(partial(scene.other.over.__contains__, pull))
         engine.compute_rank(late)
-        truth = scene.read("a")
+        truth = scene.read(request_id)
         scene.until_over(pull, f"rank {late} never reports its step")
         scene.ensure_fetched(pull, truth, f", when rank {late} was late")
         scene.until_all_free("after a reader was done")

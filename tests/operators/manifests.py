@@ -23,6 +23,9 @@ CHART = Path(__file__).parents[2] / "deploy/helm/kvgrpc"
 INSECURE = ("tls.enabled=false", "insecure=true", "lead.dialAllow={10.244.0.0/16}")
 PICKER = ("fleet.enabled=true", "fleet.model=llama", "fleet.picker.enabled=true", "fleet.picker.inferencePool=true")
 ROLES = r"""[[callers]]
+name = "spiffe://cluster.local/ns/llm/sa/kv-kvgrpc-fleet"
+roles = ["router"]
+[[callers]]
 name = "spiffe://cluster.local/*"
 roles = ["peer"\, "operator"]
 """
@@ -69,6 +72,7 @@ REFUSED = {
     "TLS and insecure": ("insecure=true",),
     "nothing that may be dialled": ("tls.enabled=false", "insecure=true"),
     "a picker without servers of the fleet": ("fleet.picker.enabled=true",),
+    "a picker of no model": ("fleet.enabled=true", "fleet.picker.enabled=true"),
     "a pool without a picker": ("fleet.enabled=true", "fleet.picker.inferencePool=true"),
     "a file of engines that no server has": ("fleet.enabled=true", "fleet.registry=file:/engines.toml"),
 }
@@ -115,7 +119,7 @@ def check(programs: Programs, folder: Path) -> ManifestsFound:
             elif verb[0] == "template":
                 found.rows += compared(programs, case, ended.stdout)
     for case, values in REFUSED.items():
-        if not _helm(programs, "template", "kv", str(CHART), values=values).returncode:
+        if not refusal(programs, *values):
             found.wrong.append(f"the chart takes {case}")
     (broken,) = compared(programs, "broken", BROKEN)
     if not broken.error:
@@ -147,6 +151,12 @@ def rendered(programs: Programs, *values: str) -> list[Manifest]:
     ended = _helm(programs, "template", "kv", str(CHART), values=values)
     assert not ended.returncode, ended.stderr
     return compared(programs, "", ended.stdout)
+
+
+def refusal(programs: Programs, *values: str) -> str:
+    """Returns why the chart refuses these values; empty: it takes them. Raises Missing."""
+    ended = _helm(programs, "template", "kv", str(CHART), values=values)
+    return ended.stderr if ended.returncode else ""
 
 
 def compared(programs: Programs, case: str, text: str) -> list[Manifest]:

@@ -193,6 +193,7 @@ class MinimalAdapter:
     # -- steps of a request
 
     def _arrive(self, served: Served) -> None:
+        assert served.id not in self.requests or self.requests[served.id].left, "an id comes again once it was aborted"
         self.requests[served.id] = served
         self.arrived.append(served)
 

@@ -1,10 +1,14 @@
 """The conformance kit: the minimal engine keeps every promise, and planted bugs are caught by their promise's name."""
 
+import os
+from contextlib import closing
 from typing import Any
 from unittest import SkipTest
 
 import pytest
 
+from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
+from kvgrpc.engine import Engine
 from kvgrpc.testing import PROMISES, BrokenPromise, Counterpart, play
 from tests.engine.support import Lead
 from tests.testing.broken import BROKEN
@@ -110,4 +114,15 @@ def test_a_play_that_needs_a_method_which_the_adapter_lacks_says_so(
 ) -> None:
     with pytest.raises(SkipTest, match=f"no method {method}"):
         played(PullsOnly, promise, lead, others)
+    lead.wait_no_engine()
+
+
+def test_a_push_of_an_engine_with_one_layer_has_no_part(lead: Lead) -> None:
+    pool = uniform_layout(Group("full", GroupKind.FULL_ATTENTION, 1, 16, 24, 2, 8, "float16"), 1024)
+    with (
+        closing(Engine.attach(lead.socket_path, pool=pool)) as engine,
+        Counterpart(engine) as other,
+        pytest.raises(SkipTest, match="two layers"),
+    ):
+        other.push([1, 2, 3], os.urandom(16), whole=False)
     lead.wait_no_engine()

@@ -16,6 +16,7 @@ from google.protobuf.struct_pb2 import Struct
 from kvgrpc.envoy.v1 import ext_proc_pb2 as ext_proc
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.fleet.directory import Directory, EngineState
+from kvgrpc.fleet.entry import EngineEntry, EngineRole
 from kvgrpc.fleet.pairing import NoPair, PairRequest
 from kvgrpc.service.fleet.reader import FleetReader, PickOutcome
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
@@ -79,8 +80,9 @@ class EndpointPicker:
                 decode = decode or reading.picker.pick_alone(wanted, asyncio.get_running_loop().time())
                 if decode is None:
                     return _refusal(found.reason)
-                if endpoint := await self._endpoints.of(decode.entry):
-                    return _routed(endpoint, await self._endpoints.of(prefill.entry) if prefill is not None else "")
+                if endpoint := await self._endpoints.of(decode.entry, EngineRole.DECODE):
+                    before = "" if prefill is None else await self._endpoints.of(prefill.entry, EngineRole.PREFILL)
+                    return _routed(endpoint, before)
                 outside |= {decode.entry.engine_id}
         except KVGrpcError as error:
             return _refusal(str(error))
@@ -92,9 +94,14 @@ class EndpointPicker:
         healthy = [one.entry for one in directory if directory.state(one, now) is EngineState.HEALTHY]
         if allowed is None:
             return frozenset(entry.engine_id for entry in healthy if not self._endpoints.has_rule(entry))
-        endpoints = await asyncio.gather(*map(self._endpoints.of, healthy))
+        endpoints = await asyncio.gather(*(self._endpoints.of(entry, _part(entry)) for entry in healthy))
         pairs = zip(healthy, endpoints, strict=True)
         return frozenset(entry.engine_id for entry, endpoint in pairs if endpoint not in allowed)
+
+
+def _part(entry: EngineEntry) -> EngineRole:
+    """Returns the part at whose endpoint a gateway knows an engine: where it takes requests, if it does."""
+    return EngineRole.PREFILL if entry.role is EngineRole.PREFILL else EngineRole.DECODE
 
 
 def _routed(endpoint: str, before: str) -> ext_proc.ProcessingResponse:

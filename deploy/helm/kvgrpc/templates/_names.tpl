@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- /* What the leads of this release may dial. With TLS all of them have names. */}}
 {{- define "kvgrpc.dialled" -}}
 {{- $names := ternary (list (include "kvgrpc.peers" .)) list .Values.tls.enabled -}}
-{{- concat $names .Values.lead.dialAllow | join "," -}}
+{{- concat $names .Values.lead.dialAllow | compact | join "," -}}
 {{- end }}
 
 {{- /* The registry that servers of the fleet read. */}}
@@ -65,6 +65,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 {{- if and .Values.fleet.picker.enabled (not .Values.fleet.enabled) -}}
 {{- fail "fleet.picker needs fleet.enabled" -}}
+{{- end -}}
+{{- if and .Values.fleet.picker.enabled (not .Values.fleet.model) -}}
+{{- fail "fleet.picker needs fleet.model" -}}
 {{- end -}}
 {{- if and .Values.fleet.picker.inferencePool (not .Values.fleet.picker.enabled) -}}
 {{- fail "fleet.picker.inferencePool needs fleet.picker.enabled" -}}
