@@ -6,10 +6,11 @@
  * reads what became of it. Library and lead are of one release: the session's schema, unlike that of the public API,
  * may change with each.
  *
- * Threads. The library has no state beside its handles. It starts no thread, except two for each rank that brings its
- * memory, which block all signals. Different handles may be used by different threads. A kvgrpc_engine is used by one
- * thread at a time. Of a kvgrpc_rank, one thread runs kvgrpc_rank_serve, and any thread may report steps, or stop it,
- * meanwhile; kvgrpc_rank_close comes after all of them.
+ * Threads. The library has no state beside its handles, but for one: which processes may read this one where Yama lets
+ * only parents do it (PR_SET_PTRACER), which the kernel keeps once for a process. It starts no thread, except two for
+ * each rank that brings its memory, which block all signals. Different handles may be used by different threads. A
+ * kvgrpc_engine is used by one thread at a time. Of a kvgrpc_rank, one thread runs kvgrpc_rank_serve, and any thread
+ * may report steps, or stop it, meanwhile; kvgrpc_rank_close comes after all of them.
  *
  * Forks. Descriptors are closed by exec. A child that goes on without exec keeps the session open beyond the end of its
  * parent: fork before you attach.
@@ -133,8 +134,10 @@ kvgrpc_code kvgrpc_rank_layers_done(kvgrpc_rank *rank, uint64_t step, uint32_t f
 kvgrpc_code kvgrpc_rank_serve(kvgrpc_rank *rank, kvgrpc_error *error);
 /* Ends kvgrpc_rank_serve, now and later. It may be called in a signal handler. */
 void kvgrpc_rank_stop(kvgrpc_rank *rank);
-/* Detaches the rank, which ends the engine's life, and unmaps the pool. It waits for the copy at work of a rank that
- * brought its memory: nothing is read or written there once it returned. NULL is allowed. */
+/* Detaches the rank, which ends the engine's life, and unmaps the pool. It waits for the call at work of a rank that
+ * brought its memory: nothing is read or written there by this process once it returned, and what peers still read
+ * counts for nothing. The wait has no bound if a peer's memory is a mapping of a file and the daemon of its file system
+ * (FUSE) never answers; connecting such a peer stops the rank's connecting of others, too. NULL is allowed. */
 void kvgrpc_rank_close(kvgrpc_rank *rank);
 
 /* ---- what a pool is */

@@ -25,9 +25,11 @@
 #define CLIENT_S 1.0
 /* Time without accepting while this process may open no more files, in seconds. */
 #define FULL_S 0.1
-/* Questions under way at once, and the maximum wait for an answer, in seconds. */
+/* Questions under way at once. */
 #define AT_ONCE 128
+/* Maximum wait for an answer, in seconds, and that of the oldest questions while as many others wait. */
 #define ANSWER_S 2.0
+#define FAIR_S 0.25
 /* Interval between attempts to connect while a listener's queue is full, in seconds. */
 #define AGAIN_S 0.02
 #define RANK_BYTES 2
@@ -46,6 +48,7 @@ typedef struct asking {
   client clients[CLIENTS_MAX];
   size_t client_count;
   double accept_at;
+  size_t waiting; /* Attempts that are not under way yet. */
   struct pollfd *rows;
   size_t row_count, row_capacity;
 } asking;
@@ -141,12 +144,12 @@ static void begin_question(kv_mover *mover, kv_attempt *attempt, double now) {
 }
 
 /* Connects, sends, or gives up. A unix socket with a full queue cannot be waited for: it is tried again. */
-static void go_on(kv_mover *mover, kv_attempt *attempt, double now) {
+static void go_on(kv_mover *mover, kv_attempt *attempt, double answer_s, double now) {
   struct sockaddr_un address;
   char why[KV_WHY_BYTES];
   const char *name = attempt->endpoint.socket[attempt->paths[attempt->at]];
-  if (now - attempt->began > ANSWER_S) {
-    snprintf(why, sizeof why, "no answer at %.107s within %g s", name, ANSWER_S);
+  if (now - attempt->began > answer_s) {
+    snprintf(why, sizeof why, "no answer at %.107s within %g s", name, answer_s);
     kv_attempt_rejected(mover, attempt, why);
     return;
   }
@@ -171,9 +174,9 @@ static void take_answer(kv_mover *mover, kv_attempt *attempt) {
       .msg_iov = &into, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
   const ssize_t got = recvmsg(attempt->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  int found[2] = {-1, -1}; /* Alignment leaves room for one too many. */
+  int found[2] = {-1, -1}; /* Alignment leaves room for one too many. They come with an empty message, too. */
   size_t count = 0;
-  struct cmsghdr *row = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+  struct cmsghdr *row = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
   if (row && row->cmsg_level == SOL_SOCKET && row->cmsg_type == SCM_RIGHTS)
     for (; count < 2 && (count + 1) * sizeof(int) <= row->cmsg_len - CMSG_LEN(0); count++)
       memcpy(&found[count], CMSG_DATA(row) + count * sizeof(int), sizeof(int));
@@ -204,7 +207,8 @@ static bool watch(asking *asker, int fd, short events) {
 }
 
 /* Frees what was cancelled, and returns the first attempts, which only this thread ends. */
-static size_t sort_out(kv_mover *mover, kv_attempt *under_way[AT_ONCE]) {
+static size_t sort_out(asking *asker, kv_attempt *under_way[AT_ONCE]) {
+  kv_mover *mover = asker->mover;
   kv_attempt *cancelled = NULL;
   size_t count = 0;
   pthread_mutex_lock(&mover->lock);
@@ -220,6 +224,7 @@ static size_t sort_out(kv_mover *mover, kv_attempt *under_way[AT_ONCE]) {
     if (count < AT_ONCE) under_way[count++] = row;
     at = &row->next;
   }
+  asker->waiting = mover->attempt_count - count;
   for (kv_awaited **at = &mover->awaited; *at;) {
     kv_awaited *row = *at;
     if (!row->dropped) {
@@ -264,13 +269,16 @@ static void look_for_ends(kv_mover *mover) {
   }
 }
 
+/* Returns how long the attempt at a place among those under way, the oldest first, may wait for its answer. */
+static double answer_s(const asking *asker, size_t i) { return i < asker->waiting ? FAIR_S : ANSWER_S; }
+
 static int timeout_ms(const asking *asker, kv_attempt *const *under_way, size_t count, bool whole, double now) {
   double until = KV_FOREVER;
   if (!whole) until = now + AGAIN_S; /* There was no memory to watch all. */
   if (asker->accept_at > now) until = asker->accept_at;
   if (asker->client_count && asker->clients[0].until < until) until = asker->clients[0].until;
   for (size_t i = 0; i < count; i++) {
-    const double next = under_way[i]->sent ? under_way[i]->began + ANSWER_S : now + AGAIN_S;
+    const double next = under_way[i]->sent ? under_way[i]->began + answer_s(asker, i) : now + AGAIN_S;
     if (next < until) until = next;
   }
   if (until >= KV_FOREVER) return -1;
@@ -280,14 +288,14 @@ static int timeout_ms(const asking *asker, kv_attempt *const *under_way, size_t 
 static void turn(asking *asker) {
   kv_mover *mover = asker->mover;
   kv_attempt *under_way[AT_ONCE];
-  size_t count = sort_out(mover, under_way);
+  size_t count = sort_out(asker, under_way);
   const double began = kv_now();
   for (size_t i = 0; i < count; i++)
     if (!under_way[i]->began) begin_question(mover, under_way[i], began);
-  count = sort_out(mover, under_way); /* Some have ended. */
+  count = sort_out(asker, under_way); /* Some have ended. */
   for (size_t i = 0; i < count; i++)
-    if (under_way[i]->fd >= 0) go_on(mover, under_way[i], began);
-  count = sort_out(mover, under_way);
+    if (under_way[i]->fd >= 0) go_on(mover, under_way[i], answer_s(asker, i), began);
+  count = sort_out(asker, under_way);
   asker->row_count = 0;
   bool whole = watch(asker, mover->wake, POLLIN) && watch(asker, mover->listener, POLLIN);
   if (!whole) return;

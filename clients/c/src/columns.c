@@ -139,17 +139,27 @@ static void copy_run(const uint8_t *from, const kv_memory *memory, uint64_t to, 
   }
 }
 
+typedef struct strip_copy {
+  const kv_strip *strip;
+  const kv_memory *memory;
+  const _Atomic uint64_t *life;
+  uint64_t wanted;
+} strip_copy;
+
 /* Copies the runs of the dimensions from `at` on. */
-static void copy_from(const kv_strip *strip, size_t at, const uint8_t *from, const kv_memory *memory, uint64_t to) {
+static void copy_from(const strip_copy *copy, size_t at, const uint8_t *from, uint64_t to) {
+  const kv_strip *strip = copy->strip;
   if (at == strip->dimensions) {
-    copy_run(from, memory, to, strip->run_bytes);
+    copy_run(from, copy->memory, to, strip->run_bytes);
     return;
   }
-  for (uint64_t i = 0; i < strip->shape[at]; i++)
-    copy_from(strip, at + 1, from + i * strip->src_steps[at], memory, to + i * strip->dst_steps[at]);
+  for (uint64_t i = 0; i < strip->shape[at] && *copy->life == copy->wanted; i++)
+    copy_from(copy, at + 1, from + i * strip->src_steps[at], to + i * strip->dst_steps[at]);
 }
 
-void kv_strip_copy(const kv_strip *strip, const uint8_t *buffer, const kv_memory *memory) {
-  for (size_t i = 0; i < strip->src.count; i++)
-    copy_from(strip, 0, buffer + strip->src.rows[i], memory, strip->dst.rows[i]);
+void kv_strip_copy(const kv_strip *strip, const uint8_t *buffer, const kv_memory *memory, const _Atomic uint64_t *life,
+                   uint64_t wanted) {
+  const strip_copy copy = {strip, memory, life, wanted};
+  for (size_t i = 0; i < strip->src.count && *life == wanted; i++)
+    copy_from(&copy, 0, buffer + strip->src.rows[i], strip->dst.rows[i]);
 }

@@ -46,7 +46,8 @@ void kv_repack_free(kv_repack *repack);
 /* Returns whether every strip reads within the buffer and writes within the memory. */
 bool kv_repack_check(const kv_repack *repack, const kv_memory *memory);
 uint64_t kv_repack_bytes(const kv_repack *repack);
-/* Copies one checked strip out of the buffer. */
-void kv_strip_copy(const kv_strip *strip, const uint8_t *buffer, const kv_memory *memory);
+/* Copies one checked strip out of the buffer, as long as `*life` is `wanted`: it looks before each run. */
+void kv_strip_copy(const kv_strip *strip, const uint8_t *buffer, const kv_memory *memory, const _Atomic uint64_t *life,
+                   uint64_t wanted);
 
 #endif

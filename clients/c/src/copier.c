@@ -8,7 +8,7 @@
 #include "connection.h"
 #include "mover.h"
 
-/* Bytes after which a copy looks whether it is still wanted. */
+/* Bytes after which a copy, or a sum, looks whether it is still wanted. */
 #define PIECE_BYTES (UINT64_C(8) << 20)
 /* Maximum number of jobs that wait, and of bytes that they take. */
 #define JOBS_MAX 4096
@@ -299,29 +299,35 @@ static bool read_and_repack(const kv_mover *mover, const kv_job *job, char why[K
   /* The source is checked before a byte of this rank's memory is changed. */
   right = right && (job->link->mapping || kv_process_check(&job->link->process, why));
   for (size_t i = 0; right && i < job->repack.count; i++) {
+    kv_strip_copy(&job->repack.strips[i], buffer, &mover->memory, &mover->life, job->life);
     right = !over(mover, job);
-    if (right) kv_strip_copy(&job->repack.strips[i], buffer, &mover->memory);
   }
   kv_memory_free(&staging);
   free(buffer);
   return right;
 }
 
+/* Sums one piece up. Returns false if the sum is not wanted any more. */
+static bool sum_piece(const kv_mover *mover, const kv_job *job, size_t piece, uint32_t *value) {
+  uint64_t offset = job->sums.offsets.rows[piece], size = job->sums.nbytes.rows[piece], here;
+  while (size && !over(mover, job)) {
+    const void *at = (const void *)(uintptr_t)kv_memory_at(&mover->memory, offset, &here);
+    uint64_t part = size < here ? size : here;
+    if (part > PIECE_BYTES) part = PIECE_BYTES;
+    *value = kv_crc32c(*value, at, (size_t)part);
+    offset += part, size -= part;
+  }
+  return !size;
+}
+
 static void perform_sums(kv_mover *mover, const kv_job *job) {
   const job_sums *sums = &job->sums;
   uint32_t *values = calloc(sums->counts.count + 1, sizeof *values);
   size_t piece = 0;
-  for (size_t i = 0; values && i < sums->counts.count && !over(mover, job); i++) {
-    for (uint64_t left = sums->counts.rows[i]; left; left--, piece++) {
-      uint64_t offset = sums->offsets.rows[piece], size = sums->nbytes.rows[piece], here;
-      while (size) {
-        const void *at = (const void *)(uintptr_t)kv_memory_at(&mover->memory, offset, &here);
-        const uint64_t part = size < here ? size : here;
-        values[i] = kv_crc32c(values[i], at, (size_t)part);
-        offset += part, size -= part;
-      }
-    }
-  }
+  bool wanted = true; /* No report of an earlier life is sent. */
+  for (size_t i = 0; values && wanted && i < sums->counts.count; i++)
+    for (uint64_t left = sums->counts.rows[i]; wanted && left; left--)
+      wanted = sum_piece(mover, job, piece++, &values[i]);
   report_sums(mover, job, values, values ? NULL : "this process has no memory left");
   free(values);
 }

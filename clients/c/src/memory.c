@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
+/* st_blocks is in units of it. */
+#define STAT_BLOCK_BYTES 512
 /* Numbers of kvgrpc.v1.MemoryKind. */
 enum { KIND_PINNED_HOST = 2, KIND_CUDA = 3 };
 
@@ -51,6 +54,10 @@ uint64_t kv_memory_at(const kv_memory *memory, uint64_t offset, uint64_t *left) 
   const kv_segment *found = &memory->segments[low];
   *left = memory->ends[low] - offset;
   return found->address + (found->size - *left);
+}
+
+bool kv_is_allocated(const struct stat *file) {
+  return file->st_blocks * STAT_BLOCK_BYTES >= file->st_size;
 }
 
 void kv_memory_digest(const kv_memory *memory, uint8_t into[KV_SHA256_BYTES]) {

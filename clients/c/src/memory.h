@@ -8,6 +8,8 @@
 
 #include "sha256.h"
 
+struct stat;
+
 /* Maximum number of segments of a rank, as in the schema. */
 #define KV_SEGMENTS_MAX 8192u
 /* Exclusive bound of addresses and lengths, so that a sum of two fits 64 bits. */
@@ -34,6 +36,8 @@ void kv_memory_free(kv_memory *memory);
 bool kv_memory_has(const kv_memory *memory, uint64_t offset, uint64_t size);
 /* Returns the address of an offset within the memory, and how many bytes of its segment follow. */
 uint64_t kv_memory_at(const kv_memory *memory, uint64_t offset, uint64_t *left);
+/* Returns whether all pages of a file are there. A read of a missing one could kill the reader. */
+bool kv_is_allocated(const struct stat *file);
 /* Digest of an offer of this memory. */
 void kv_memory_digest(const kv_memory *memory, uint8_t into[KV_SHA256_BYTES]);
 /* Returns the CRC-32C (Castagnoli) of bytes that follow those with the sum `before` (0: none). */

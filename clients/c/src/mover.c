@@ -77,7 +77,6 @@ kv_mover *kv_mover_make(uint32_t number, const kvgrpc_memory *memory, size_t cou
   mover->rank = rank;
   mover->life = 1;
   mover->listener = mover->wake = -1;
-  mover->admitted = -1;
   mover->last_job = &mover->jobs;
   mover->nonce = malloc(KV_NONCE_BYTES);
   kvgrpc_code code = take_memory(mover, memory, count, error);
@@ -116,6 +115,8 @@ void kv_mover_free(kv_mover *mover) {
   kv_peers_end(mover);
   kv_tokens_revoke(mover, NULL);
   kv_copier_drop_queue(mover);
+  /* The engine frees its memory next: a peer that still reads it finds another nonce after its last byte. */
+  if (mover->nonce && !kv_random(mover->nonce, KV_NONCE_BYTES)) memset(mover->nonce, 0, KV_NONCE_BYTES);
   pthread_cond_signal(&mover->queued);
   pthread_mutex_unlock(&mover->lock);
   if (mover->wake >= 0) kv_mover_wake(mover);

@@ -2,7 +2,9 @@
  *
  * The thread that serves the rank takes commands, checks them and queues what copies. One thread copies, in order: a
  * posting is over when its last call returned. Another thread answers peers that ask this process for a proof, asks
- * theirs, and looks for their ends. Neither waits for a peer without a bound.
+ * theirs, and looks for their ends. Both read memory of peers' processes, and nothing bounds that wait: a peer of this
+ * user whose memory is a mapping of a file stops the reader for as long as the daemon of its file system (FUSE) does not
+ * answer. Every other wait for a peer has a bound.
  *
  * One lock guards all tables. It is never held while a report is sent, a proof is read or a byte is copied.
  */
@@ -29,7 +31,8 @@ bool kv_mover_command(kv_mover *mover, kvgrpc_bytes command);
 /* Ends the session's life: nothing that it began goes on, beyond the call at work. Returns whether that call ended
  * within the timeout, so that the memory is at rest. */
 bool kv_mover_end(kv_mover *mover, double timeout_s);
-/* Waits for the call at work, however long it takes: then no access to the memory follows. NULL is allowed. */
+/* Waits for the call at work of either thread, however long it takes: then no access to the memory follows, and peers
+ * that hold this process for it find another nonce. NULL is allowed. */
 void kv_mover_free(kv_mover *mover);
 
 /* ---- for the files of the mover */
@@ -132,7 +135,6 @@ struct kv_mover {
   char socket_name[KV_SOCKET_NAME_BYTES]; /* Without the "@" that begins it. */
   int listener;
   int wake; /* An eventfd. */
-  pid_t admitted;
   pthread_t asker;
   bool has_asker;
 };

@@ -6,14 +6,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "mover.h"
 
 #define LINKS_MAX 8192
 #define ATTEMPTS_MAX 4096
-/* st_blocks is in units of it. */
-#define STAT_BLOCK_BYTES 512
+/* f_type of files in huge pages. */
+#define HUGETLBFS 0x958458f6u
 
 /* ---- links */
 
@@ -140,6 +141,7 @@ static void report(kv_mover *mover, kv_attempt *attempt, const kv_path *path, co
   if (path) kv_put_bytes(&made, 2, name_of(*path));
   if (path) kv_put_text(&made, 3, why);
   kv_put_bytes_raw(&made, attempt->rejected.data, attempt->rejected.size);
+  made.failed |= attempt->rejected.failed;
   kv_put_varint(&made, 5 << 3); /* A rank 0 is stated, too. */
   kv_put_varint(&made, attempt->rank);
   kv_put_uint(&made, 6, attempt->number);
@@ -207,10 +209,14 @@ static const char *map_shared(kv_link *link, const kv_endpoint *endpoint, int de
   const int seals = F_SEAL_SHRINK | F_SEAL_GROW, flags = fcntl(descriptor, F_GETFL);
   const int found = fcntl(descriptor, F_GET_SEALS);
   struct stat file;
+  struct statfs system;
   if (descriptor < 0) return "the peer answered with something else than a descriptor";
   if (flags < 0 || (flags & O_ACCMODE) != O_RDONLY) return "the peer's descriptor is not a pool to map: it is writable";
   if (found < 0 || (found & seals) != seals) return "the peer's descriptor is not a pool to map: its size may change";
-  if (fstat(descriptor, &file) || file.st_blocks * STAT_BLOCK_BYTES < file.st_size)
+  /* Its owner can still take pages out of it. Others come in their place, but huge ones may have run out. */
+  if (fstatfs(descriptor, &system) || (uint32_t)system.f_type == HUGETLBFS)
+    return "the peer's descriptor is not a pool to map: it is in huge pages";
+  if (fstat(descriptor, &file) || !kv_is_allocated(&file))
     return "the peer's descriptor is not a pool to map: it is not allocated in full";
   const uint64_t size = (uint64_t)file.st_size, offset = endpoint->shm_nonce_offset;
   if (size < KV_NONCE_BYTES || offset > size - KV_NONCE_BYTES || size >= KV_ADDRESS_END)
@@ -219,7 +225,7 @@ static const char *map_shared(kv_link *link, const kv_endpoint *endpoint, int de
   if (mapping == MAP_FAILED) return "the peer's pool cannot be mapped";
   link->mapping = mapping;
   link->mapped = (size_t)size;
-  if (memcmp((const char *)mapping + offset, endpoint->shm_nonce, KV_NONCE_BYTES))
+  if (!kv_equal((const char *)mapping + offset, endpoint->shm_nonce, KV_NONCE_BYTES))
     return "the mapping is of another pool than the peer spoke of";
   const kv_segment whole = {(uint64_t)(uintptr_t)mapping, endpoint->shm_bytes, 1, 0};
   return kv_memory_make(&link->source, &whole, 1);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -50,7 +51,8 @@ bool kv_is_own_user(uid_t user) {
   return user == geteuid() && (user != overflow || maps_all_users());
 }
 
-int kv_admit_reader(pid_t pid, pid_t *admitted) {
+/* Admits a reader besides the one admitted before (-1: none, 0: any). */
+static int admit(pid_t pid, pid_t *admitted) {
   if (*admitted == 0 || *admitted == pid) return 0;
   FILE *yama = fopen("/proc/sys/kernel/yama/ptrace_scope", "re");
   const int scope = yama ? fgetc(yama) : EOF;
@@ -60,6 +62,19 @@ int kv_admit_reader(pid_t pid, pid_t *admitted) {
   if (prctl(PR_SET_PTRACER, wanted ? (unsigned long)wanted : PTRACER_ANY, 0, 0, 0)) return errno;
   *admitted = wanted;
   return 0;
+}
+
+int kv_admit_reader(pid_t pid) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static pid_t process, admitted;
+  pthread_mutex_lock(&lock);
+  if (process != getpid()) { /* A fork admits no one. */
+    process = getpid();
+    admitted = -1;
+  }
+  const int number = admit(pid, &admitted);
+  pthread_mutex_unlock(&lock);
+  return number;
 }
 
 int kv_listener(int connected, pid_t *pid, uid_t *user) {
@@ -97,10 +112,10 @@ void kv_proof(const uint8_t challenge[32], uint64_t nonce_address, const uint8_t
   kv_sha256_end(&hash, into);
 }
 
-/* Compares in a time that does not depend on where the bytes differ. */
-static bool equal(const uint8_t *one, const uint8_t *two, size_t size) {
+bool kv_equal(const void *one, const void *two, size_t size) {
+  const uint8_t *left = one, *right = two;
   unsigned different = 0;
-  for (size_t i = 0; i < size; i++) different |= one[i] ^ two[i];
+  for (size_t i = 0; i < size; i++) different |= left[i] ^ right[i];
   return !different;
 }
 
@@ -121,7 +136,7 @@ bool kv_prove(kv_process *process, uint64_t proof_address, const uint8_t challen
       !read_bytes(process->pid, process->nonce_address, process->nonce, sizeof process->nonce, why))
     return false;
   kv_proof(challenge, process->nonce_address, process->nonce, offered, wanted);
-  if (equal(shown, wanted, sizeof wanted)) return kv_process_check(process, why);
+  if (kv_equal(shown, wanted, sizeof wanted)) return kv_process_check(process, why);
   snprintf(why, KV_WHY_BYTES, "process %d is not the peer: it shows another answer than was asked for", process->pid);
   return false;
 }
@@ -129,7 +144,7 @@ bool kv_prove(kv_process *process, uint64_t proof_address, const uint8_t challen
 bool kv_process_check(const kv_process *process, char why[KV_WHY_BYTES]) {
   uint8_t nonce[KV_NONCE_BYTES];
   if (!read_bytes(process->pid, process->nonce_address, nonce, sizeof nonce, why)) return false;
-  if (!equal(nonce, process->nonce, sizeof nonce)) {
+  if (!kv_equal(nonce, process->nonce, sizeof nonce)) {
     snprintf(why, KV_WHY_BYTES, "process %d has not the peer's memory any more: it shows another nonce", process->pid);
     return false;
   }

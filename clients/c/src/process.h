@@ -27,9 +27,11 @@ typedef struct kv_process {
 bool kv_random(void *into, size_t size);
 /* Returns whether a user that the kernel names is that of this process, and of no other. */
 bool kv_is_own_user(uid_t user);
-/* Lets a process read this one where Yama lets only parents read: from the second one on, any of this user. `admitted`
- * is what was let before (-1: none, 0: any). Returns an errno. */
-int kv_admit_reader(pid_t pid, pid_t *admitted);
+/* Compares in a time that does not depend on where the bytes differ. */
+bool kv_equal(const void *one, const void *two, size_t size);
+/* Lets a process read this one where Yama lets only parents read: from the second one on, any of this user. What was
+ * let is kept once for all ranks of this process, as the kernel keeps it. Returns an errno. */
+int kv_admit_reader(pid_t pid);
 /* Returns a pidfd of the process that listens at the other end of a socket, and its id; -1 if it cannot be held. */
 int kv_listener(int connected, pid_t *pid, uid_t *user);
 bool kv_has_ended(int pidfd);

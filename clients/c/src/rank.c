@@ -34,6 +34,7 @@ static kvgrpc_code map_pool(kvgrpc_rank *rank, int descriptor, uint64_t shared_b
   const int seals = fcntl(descriptor, F_GET_SEALS);
   if (seals < 0 || (seals & wanted) != wanted) return no_pool(error, "its size may change");
   if (fstat(descriptor, &found) < 0 || !S_ISREG(found.st_mode)) return no_pool(error, "it is no file");
+  if (!kv_is_allocated(&found)) return no_pool(error, "it is not allocated in full");
   const uint64_t size = (uint64_t)found.st_size;
   if (size > SIZE_MAX || size < page || shared_bytes == 0 || shared_bytes > size - page ||
       size != (shared_bytes + page - 1) / page * page + page)

@@ -94,7 +94,7 @@ static void put_address(uint8_t *into, uint64_t address) {
 static kv_token *token_of(kv_mover *mover, const uint8_t *secret) {
   kv_token *found = NULL;
   for (kv_token *token = mover->tokens; token; token = token->next)
-    if (!memcmp(token->secret, secret, KV_TOKEN_BYTES)) found = token;
+    if (kv_equal(token->secret, secret, KV_TOKEN_BYTES)) found = token;
   return found && found->ends > kv_now() ? found : NULL;
 }
 
@@ -109,7 +109,7 @@ size_t kv_token_answer(kv_mover *mover, const uint8_t *question, size_t size, pi
   if (!token || (size > bare && rank >= RANKS_END) || token->asked[rank / 8] & 1u << rank % 8)
     return refused(reply, unknown);
   token->asked[rank / 8] |= (uint8_t)(1u << rank % 8);
-  const int number = kv_admit_reader(pid, &mover->admitted);
+  const int number = kv_admit_reader(pid);
   if (number) return refused(reply, strerror(number));
   proof *made = malloc(sizeof *made);
   if (!made) return refused(reply, "this process has no memory left");

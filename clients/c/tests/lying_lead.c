@@ -96,6 +96,7 @@ int lead_pool(size_t bytes, uint64_t stated, int seals) {
   const size_t page = (size_t)sysconf(_SC_PAGESIZE), size = (bytes + page - 1) / page * page + page;
   const int made = memfd_create("pool", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   CHECK(made >= 0 && !ftruncate(made, (off_t)size));
+  CHECK(!posix_fallocate(made, 0, (off_t)size));
   CHECK(pwrite(made, &stated, sizeof stated, (off_t)(size - page + 32)) == sizeof stated);
   CHECK(!seals || !fcntl(made, F_ADD_SEALS, seals));
   return made;

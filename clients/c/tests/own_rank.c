@@ -122,8 +122,8 @@ static void last_reason(kvgrpc_bytes rejected, char why[256]) {
     if (kv_is(&field, 2, 2)) kv_copy_text(why, 256, field.bytes);
 }
 
-bool own_rank_connect(own_rank *rank, const char *peer, uint32_t peer_rank, const kv_writer *endpoint,
-                      const char *const *paths, char why[256]) {
+void own_rank_ask_to_connect(own_rank *rank, const char *peer, uint32_t peer_rank, const kv_writer *endpoint,
+                             const char *const *paths) {
   kv_writer ask = {0};
   kv_put_text(&ask, 1, peer);
   kv_put_bytes(&ask, 2, (kvgrpc_bytes){endpoint->data, endpoint->size});
@@ -132,6 +132,9 @@ bool own_rank_connect(own_rank *rank, const char *peer, uint32_t peer_rank, cons
   kv_put_varint(&ask, peer_rank);
   kv_put_uint(&ask, 5, 9);
   own_rank_say(rank, 2, &ask);
+}
+
+bool own_rank_connected(own_rank *rank, uint32_t *peer_rank, char why[256]) {
   kv_writer report = own_rank_hear(rank, 2);
   kv_reader from = kv_reader_of((kvgrpc_bytes){report.data, report.size});
   kv_field field;
@@ -140,16 +143,24 @@ bool own_rank_connect(own_rank *rank, const char *peer, uint32_t peer_rank, cons
   why[0] = 0;
   while (kv_next(&from, &field)) {
     if (kv_is(&field, 6, 0)) attempt = field.value;
-    if (kv_is(&field, 5, 0)) CHECK(field.value == peer_rank);
-    if (kv_is(&field, 4, 2)) last_reason(field.bytes, why);
+    if (kv_is(&field, 5, 0)) *peer_rank = (uint32_t)field.value;
+    if (kv_is(&field, 4, 2) && !connected) last_reason(field.bytes, why);
     if (kv_is(&field, 2, 2)) {
       connected = true;
       kv_copy_text(why, 256, field.bytes);
-      break;
     }
   }
-  CHECK(connected || attempt == 9);
+  CHECK(attempt == 9);
   kv_writer_free(&report);
+  return connected;
+}
+
+bool own_rank_connect(own_rank *rank, const char *peer, uint32_t peer_rank, const kv_writer *endpoint,
+                      const char *const *paths, char why[256]) {
+  uint32_t reported = ~peer_rank;
+  own_rank_ask_to_connect(rank, peer, peer_rank, endpoint, paths);
+  const bool connected = own_rank_connected(rank, &reported, why);
+  CHECK(reported == peer_rank);
   return connected;
 }
 

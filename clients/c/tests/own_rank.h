@@ -36,6 +36,10 @@ kv_writer own_rank_offer(own_rank *rank, const char *peer);
 /* Connects to an endpoint by paths (NULL ends them), and returns the path in `why` or the last reason against one. */
 bool own_rank_connect(own_rank *rank, const char *peer, uint32_t peer_rank, const kv_writer *endpoint,
                       const char *const *paths, char why[256]);
+/* The two halves of it. The second one takes the next report of an attempt, whichever it is of. */
+void own_rank_ask_to_connect(own_rank *rank, const char *peer, uint32_t peer_rank, const kv_writer *endpoint,
+                             const char *const *paths);
+bool own_rank_connected(own_rank *rank, uint32_t *peer_rank, char why[256]);
 /* Begins a posting. */
 void own_rank_post(own_rank *rank, const char *peer, uint32_t peer_rank, uint32_t operation, const uint32_t *src,
                    const uint32_t *dst, const uint32_t *nbytes, size_t count, const kv_writer *more);

@@ -63,14 +63,18 @@ static void test_a_pool_that_is_none_is_refused(void) {
     CHECK_ERROR(attach_to(&said, &rank, &error), KVGRPC_FAILED_PRECONDITION, KV_POOL_KIND_MISMATCH, error);
     CHECK(!rank);
   }
-  answer pipe_end = {{0}, {0}, 1};
   int ends[2];
   CHECK(!pipe2(ends, O_CLOEXEC));
-  pipe_end.descriptors[0] = ends[0];
-  put_rank_attached(&pipe_end.message, POOL_BYTES);
-  kvgrpc_rank *rank = NULL;
-  kvgrpc_error error;
-  CHECK_ERROR(attach_to(&pipe_end, &rank, &error), KVGRPC_FAILED_PRECONDITION, KV_POOL_KIND_MISMATCH, error);
+  const int punched = lead_pool(POOL_BYTES, POOL_BYTES, SEALS); /* A page of it is missing. */
+  CHECK(!fallocate(punched, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096));
+  const int others[] = {ends[0], punched};
+  for (size_t i = 0; i < 2; i++) {
+    kvgrpc_rank *rank = NULL;
+    kvgrpc_error error;
+    answer said = {{0}, {others[i]}, 1};
+    put_rank_attached(&said.message, POOL_BYTES);
+    CHECK_ERROR(attach_to(&said, &rank, &error), KVGRPC_FAILED_PRECONDITION, KV_POOL_KIND_MISMATCH, error);
+  }
   close(ends[1]);
   CHECK(open_descriptors() == before);
 }

@@ -1,14 +1,9 @@
 /* Ranks in processes of their own move bytes of their own memory, as their lead commands, and nothing else. */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "check.h"
 #include "memory.h"
@@ -239,98 +234,27 @@ static void test_an_offer_that_was_changed_proves_nothing(void) {
   CHECK(own_rank_end(&destination) == KVGRPC_UNAVAILABLE);
 }
 
-/* ---- pools of peers */
-
-#define PEER_POOL_BYTES 8192
-#define PAGE_BYTES 4096
-
-typedef struct giver {
-  int listener;
-  int pool; /* -1: it gives none. */
-} giver;
-
-/* Answers one question with a descriptor, as a peer's process. */
-static void give(lying_lead *lead, void *with) {
-  const giver *given = with;
-  uint8_t question[256];
-  lying_lead peer = {.connection = accept4(given->listener, NULL, NULL, SOCK_CLOEXEC)};
-  (void)lead;
-  CHECK(peer.connection >= 0);
-  CHECK(recv(peer.connection, question, sizeof question, 0) == 66); /* Token, challenge, number. */
-  lead_say(&peer, "", 1, &given->pool, given->pool >= 0);
-  lead_hang_up(&peer);
-}
-
-static int reopened(int file, int flags) {
-  char path[64];
-  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-  const int made = open(path, flags | O_CLOEXEC);
-  CHECK(made >= 0);
-  close(file);
-  return made;
-}
-
-static int peer_pool(size_t bytes, int seals, bool allocated, int flags) {
-  const int made = memfd_create("peer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  CHECK(made >= 0 && !ftruncate(made, (off_t)bytes) && (!allocated || !posix_fallocate(made, 0, (off_t)bytes)));
-  CHECK(pwrite(made, "the nonce of 32 bytes of a pool.", 32, PEER_POOL_BYTES) == 32);
-  CHECK(pwrite(made, "KV", 2, 5) == 2);
-  CHECK(!seals || !fcntl(made, F_ADD_SEALS, seals));
-  return reopened(made, flags);
-}
-
-static void test_only_a_pool_that_cannot_hurt_is_mapped_and_read(void) {
-  static const char *const shm[] = {"shm", NULL};
-  const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
-  const size_t whole = PEER_POOL_BYTES + PAGE_BYTES;
-  const struct {
-    int pool;
-    const char *nonce;
-    bool right;
-  } rows[] = {
-      {-1, "the nonce of 32 bytes of a pool.", false},
-      {peer_pool(whole, seals, true, O_RDWR), "the nonce of 32 bytes of a pool.", false},
-      {peer_pool(whole, F_SEAL_GROW, true, O_RDONLY), "the nonce of 32 bytes of a pool.", false},
-      {peer_pool(whole, seals, false, O_RDONLY), "the nonce of 32 bytes of a pool.", false},
-      {peer_pool(PEER_POOL_BYTES + 32, 0, true, O_RDONLY), "the nonce of 32 bytes of a pool.", false},
-      {peer_pool(whole, seals, true, O_RDONLY), "another nonce of as many bytes..", false},
-      {peer_pool(whole, seals, true, O_RDONLY), "the nonce of 32 bytes of a pool.", true},
-  };
-  struct sockaddr_un address = {.sun_family = AF_UNIX};
-  const int length = snprintf(address.sun_path + 1, 64, "kvgrpc-test-%d", getpid());
-  giver giver = {socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), -1};
-  CHECK(!bind(giver.listener, (struct sockaddr *)&address, (socklen_t)(sizeof(sa_family_t) + 1 + (size_t)length)));
-  CHECK(!listen(giver.listener, 8));
-  own_rank rank;
-  char why[256], name[80];
-  own_rank_start(&rank, 0);
-  snprintf(name, sizeof name, "@%s", address.sun_path + 1);
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    kv_writer endpoint = {0};
-    liar liar;
-    const size_t part = kv_open(&endpoint, 2);
-    kv_put_text(&endpoint, 1, name);
-    kv_put_text(&endpoint, 2, "a token");
-    kv_put_uint(&endpoint, 3, PEER_POOL_BYTES);
-    kv_put_text(&endpoint, 4, rows[i].nonce);
-    kv_put_uint(&endpoint, 5, PEER_POOL_BYTES);
-    kv_close(&endpoint, part);
-    giver.pool = rows[i].pool;
-    liar_start(&liar, NULL, give, &giver);
-    CHECK(own_rank_connect(&rank, "P", 1, &endpoint, shm, why) == rows[i].right);
-    liar_join(&liar);
-    kv_writer_free(&endpoint);
-    if (giver.pool >= 0) close(giver.pool);
-  }
-  const uint32_t src[] = {5, PEER_POOL_BYTES - 1}, dst[] = {8191, 0}, nbytes[] = {2, 2};
+static void test_a_long_sum_ends_with_its_session(void) {
+  enum { PIECES = 1 << 20 }; /* One sum of 16 GiB: the whole memory, again and again. */
+  static uint32_t offsets[PIECES], lengths[PIECES];
+  const uint32_t zero = 0, size = 64, counts[] = {PIECES};
+  pair pair;
   uint64_t moved;
-  own_rank_post(&rank, "P", 1, READ, src, dst, nbytes, 1, NULL);
-  CHECK(own_rank_posted(&rank, &moved) && moved == 2);
-  CHECK(*own_rank_at(&rank, 8191) == 'K' && *own_rank_at(&rank, 8192) == 'V');
-  own_rank_post(&rank, "P", 1, READ, src, dst, nbytes, 2, NULL); /* One is behind the pool's end. */
-  CHECK(!own_rank_posted(&rank, &moved));
-  close(giver.listener);
-  CHECK(own_rank_end(&rank) == KVGRPC_UNAVAILABLE);
+  kv_writer more = {0};
+  pair_start(&pair);
+  for (size_t i = 0; i < PIECES; i++) lengths[i] = OWN_BYTES;
+  const size_t sum = kv_open(&more, 8);
+  kv_put_text(&more, 1, "sum");
+  kv_put_packed(&more, 2, offsets, PIECES);
+  kv_put_packed(&more, 3, lengths, PIECES);
+  kv_put_packed(&more, 4, counts, 1);
+  kv_close(&more, sum);
+  own_rank_post(&pair.destination, "P", 0, READ, &zero, &zero, &size, 1, &more);
+  CHECK(own_rank_posted(&pair.destination, &moved)); /* The sum follows. */
+  lead_hang_up(&pair.destination.lead);
+  own_rank_attach(&pair.destination, true); /* Its memory is at rest. */
+  kv_writer_free(&more);
+  pair_end(&pair);
 }
 
 static void test_commands_that_cannot_be_read_end_the_service(void) {
@@ -371,7 +295,7 @@ int main(void) {
   test_the_end_of_a_peer_s_process_is_reported_and_fails_what_follows();
   test_a_rank_comes_back_and_what_an_earlier_lead_offered_is_void();
   test_an_offer_that_was_changed_proves_nothing();
-  test_only_a_pool_that_cannot_hurt_is_mapped_and_read();
+  test_a_long_sum_ends_with_its_session();
   test_commands_that_cannot_be_read_end_the_service();
   return 0;
 }

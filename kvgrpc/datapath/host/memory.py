@@ -207,7 +207,11 @@ class PrivateMemory:
         return int(self._nonce_bytes.ctypes.data)
 
     def close(self) -> None:
-        """Releases the allocations. Idempotent; the addresses are invalid afterwards."""
+        """Releases the allocations. Idempotent; the addresses are invalid afterwards.
+
+        The nonce goes first: a peer that still reads finds another one after its last byte.
+        """
+        self._nonce_bytes[:] = np.frombuffer(secrets.token_bytes(NONCE_BYTES), dtype=np.uint8)
         self._owners = None
 
 

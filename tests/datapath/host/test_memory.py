@@ -164,6 +164,14 @@ def test_private_memory_keeps_its_allocations_alive() -> None:
     assert at(memory.segments[0].address, 1 << 20) == b"\6" * (1 << 20)
 
 
+def test_closed_private_memory_shows_another_nonce() -> None:
+    memory = PrivateMemory.of(bytearray(8))
+    address, nonce = memory.nonce_address, memory.nonce
+    memory.close()
+    assert at(address, NONCE_BYTES) != nonce
+    memory.close()
+
+
 def test_tensors_are_taken_in_any_dense_order() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.arange(24, dtype=torch.bfloat16).reshape(2, 3, 4)
