@@ -75,7 +75,7 @@ class FleetConfig:
             raise invalid("fleet.addresses", f"are at most {ADDRESSES_MAX}")
         for rule in self.http_rules.values():
             host, _, port = rule.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
                 raise invalid("fleet.http", f"{rule!r} is no HOST:PORT")
         before, found, after = self.certificate_name.partition(ENGINE_ID)
         if self.certificate_name and not (found and re.fullmatch(r"[A-Za-z0-9.-]*", before + after)):

@@ -20,7 +20,8 @@ RESERVE = 64
 PAUSE_S = 0.1
 """Time that a full door stays closed, in seconds."""
 SAY_AGAIN_S = 60.0
-_NONE_LEFT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+NONE_LEFT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+"""Errors for want of descriptors or of memory."""
 
 
 def limit() -> int:
@@ -65,7 +66,7 @@ class Door:
             if not self.full:
                 return self._listener.accept()[0]
         except OSError as error:
-            self.full = error.errno in _NONE_LEFT
+            self.full = error.errno in NONE_LEFT
         if self.full and time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + SAY_AGAIN_S
             _log.warning("%s wait: this process may have %d open files, and has none to spare", self._who, limit())

@@ -57,12 +57,14 @@ def credentials(tls_dir: str, token_file: str) -> "Credentials":
 
 def tell(command: str, address: str, error: KVGrpcError) -> None:
     """Writes to standard error which server failed a call and why, and what to do about one that is not reached."""
+    from kvgrpc.client.channel import is_host_port
+
     said = str(error)
     where = "" if address in said else f"{address}: "
     typer.echo(f"kvgrpc {command}: {where}{readable(said)}", err=True)
     if NO_HTTP2 in said:
         typer.echo("Something answers there that is no gRPC server.", err=True)
-    elif isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata and not where:
+    elif isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata and is_host_port(address):
         typer.echo(f"Is a server running there? Start one with: kvgrpc serve --listen {address}", err=True)
     if isinstance(error, Unimplemented):
         typer.echo("If the server has an address for operators (admin_listen), ask there.", err=True)

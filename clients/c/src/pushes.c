@@ -78,7 +78,8 @@ kvgrpc_code kvgrpc_push_part(kvgrpc_engine *engine, kvgrpc_transfer handle, cons
   const size_t job = open_job(&request, push, 5);
   if (has_blocks(part->blocks, part->rows))
     kv_put_blocks(&request, 1, engine->incarnation, part->blocks, part->rows);
-  kv_put_bytes(&request, 2, (kvgrpc_bytes){push->content.data, push->content.size});
+  // Later parts are of the same prompt.
+  if (!push->parted) kv_put_bytes(&request, 2, (kvgrpc_bytes){push->content.data, push->content.size});
   if (part->layers) {
     const size_t layers = kv_open(&request, 3);
     kv_put_uint(&request, 1, part->first_layer);

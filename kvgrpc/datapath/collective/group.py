@@ -19,7 +19,7 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, NotMet, Po
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.open_files import spare
+from kvgrpc.open_files import NONE_LEFT, spare
 
 GLOO, NCCL, WINDOW = "gloo", "nccl", "window"
 """Libraries that make groups."""
@@ -36,7 +36,7 @@ UNDER_WAY = 8
 """Maximum number of messages that the library has at once."""
 DESCRIPTORS = 16
 """Descriptors of a group, including those that Gloo opens for a moment."""
-_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRINUSE}
+_PASSING = NONE_LEFT | {errno.EAGAIN, errno.EADDRINUSE}
 """Errors of a host that lacks something for a while."""
 _WHERE = re.compile(r"^\[[^\]]*\] *")
 """The position in the library's source with which its errors begin."""

@@ -16,7 +16,7 @@ from google.protobuf.struct_pb2 import Struct
 from kvgrpc.envoy.v1 import ext_proc_pb2 as ext_proc
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.fleet.directory import Directory, EngineState
-from kvgrpc.fleet.entry import EngineEntry, EngineRole
+from kvgrpc.fleet.entry import EngineRole
 from kvgrpc.fleet.pairing import NoPair, PairRequest
 from kvgrpc.service.fleet.reader import FleetReader, PickOutcome
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
@@ -89,19 +89,18 @@ class EndpointPicker:
         return _refusal(f"the names of {TRIES} engines' hosts have no address")
 
     async def _outside(self, directory: Directory, allowed: frozenset[str] | None) -> frozenset[str]:
-        """Returns the ids of healthy engines that no rule names, or that the gateway does not allow."""
+        """Returns the ids of healthy engines without a rule, and of those to which the gateway sends no requests. What
+        it allows need not name engines that prefill alone: they get no requests from it.
+        """
         now = asyncio.get_running_loop().time()
         healthy = [one.entry for one in directory if directory.state(one, now) is EngineState.HEALTHY]
-        if allowed is None:
-            return frozenset(entry.engine_id for entry in healthy if not self._endpoints.has_rule(entry))
-        endpoints = await asyncio.gather(*(self._endpoints.of(entry, _part(entry)) for entry in healthy))
-        pairs = zip(healthy, endpoints, strict=True)
-        return frozenset(entry.engine_id for entry, endpoint in pairs if endpoint not in allowed)
-
-
-def _part(entry: EngineEntry) -> EngineRole:
-    """Returns the part at whose endpoint a gateway knows an engine: where it takes requests, if it does."""
-    return EngineRole.PREFILL if entry.role is EngineRole.PREFILL else EngineRole.DECODE
+        outside = {entry.engine_id for entry in healthy if not self._endpoints.has_rule(entry)}
+        if allowed is not None:
+            receive = [entry for entry in healthy if entry.role is not EngineRole.PREFILL]
+            endpoints = await asyncio.gather(*(self._endpoints.of(entry, EngineRole.DECODE) for entry in receive))
+            pairs = zip(receive, endpoints, strict=True)
+            outside |= {entry.engine_id for entry, endpoint in pairs if endpoint not in allowed}
+        return frozenset(outside)
 
 
 def _routed(endpoint: str, before: str) -> ext_proc.ProcessingResponse:

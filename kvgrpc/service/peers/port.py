@@ -19,7 +19,7 @@ from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.core.values.sends import SendAnswer, Values
+from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
 from kvgrpc.errors import (
     DeadlineExceeded,
     Exhausted,
@@ -257,14 +257,7 @@ class PeerChannels:
         call, ask = _PeerCall("post_send", action.peer, action.trace, POST_SEND_TIMEOUT_S), action.ask
 
         def answered(result: Values | KVGrpcError) -> None:
-            answer = SendAnswer(ask.source_rank, ask.epoch, ask.sequence)
-            if isinstance(result, KVGrpcError):
-                known = not isinstance(result, Unavailable | DeadlineExceeded | InternalError)
-                permanent = known and result.reason is Reason.NO_DATA_PATH and ask.meets
-                regroup = known and not permanent and result.reason in (Reason.DATA_PATH_FAILED, Reason.NO_DATA_PATH)
-                answer = replace(answer, error=result.sentence, known=known, regroup=regroup, permanent=permanent)
-            else:
-                answer = replace(answer, values=result)
+            answer = send_answer(ask, result)
             self._runner.feed(events.PostSendAnswered(action.rank, action.peer, answer, action.incarnation))
 
         self._ask(call, sends.post_send_request(action.access_id, ask), sends.send_under_way, answered)
@@ -344,3 +337,14 @@ class PeerChannels:
         self._hanging_up.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a call to a peer failed", exc_info=task.exception())
+
+
+def send_answer(ask: SendAsk, result: Values | KVGrpcError) -> SendAnswer:
+    """Returns what a rank hears of its ask. Only a meeting may fail for good: a group that was made is made again."""
+    answer = SendAnswer(ask.source_rank, ask.epoch, ask.sequence)
+    if not isinstance(result, KVGrpcError):
+        return replace(answer, values=result)
+    known = not isinstance(result, Unavailable | DeadlineExceeded | InternalError)
+    permanent = known and result.reason is Reason.NO_DATA_PATH and ask.meets
+    regroup = known and not permanent and result.reason in (Reason.DATA_PATH_FAILED, Reason.NO_DATA_PATH)
+    return replace(answer, error=result.sentence, known=known, regroup=regroup, permanent=permanent)
