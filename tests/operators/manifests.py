@@ -68,14 +68,21 @@ CASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Values of each case, as `helm --set` takes them."""
 REFUSED = {
-    "neither TLS nor insecure": ("tls.enabled=false",),
-    "TLS and insecure": ("insecure=true",),
-    "nothing that may be dialled": ("tls.enabled=false", "insecure=true"),
-    "a picker without servers of the fleet": ("fleet.picker.enabled=true",),
-    "a picker of no model": ("fleet.enabled=true", "fleet.picker.enabled=true"),
-    "a pool without a picker": ("fleet.enabled=true", "fleet.picker.inferencePool=true"),
-    "a file of engines that no server has": ("fleet.enabled=true", "fleet.registry=file:/engines.toml"),
-}
+    "neither TLS nor insecure": (
+        "needs tls.enabled, or insecure", ("tls.enabled=false", "lead.dialAllow={10.0.0.0/8}")
+    ),
+    "TLS and insecure": ("exclude each other", ("insecure=true",)),
+    "nothing that may be dialled": ("lead.dialAllow needs", ("tls.enabled=false", "insecure=true")),
+    "a picker without servers of the fleet": ("needs fleet.enabled", ("fleet.picker.enabled=true", "fleet.model=m")),
+    "a picker of no model": ("needs fleet.model", ("fleet.enabled=true", "fleet.picker.enabled=true")),
+    "a pool without a picker": (
+        "needs fleet.picker.enabled", ("fleet.enabled=true", "fleet.picker.inferencePool=true")
+    ),
+    "a file of engines that no server has": (
+        "no file of engines", ("fleet.enabled=true", "fleet.registry=file:/engines.toml")
+    ),
+}  # fmt: skip
+"""Values that the chart refuses, each with a part of what it says."""
 BROKEN = """apiVersion: apps/v1
 kind: Deployment
 metadata: {name: broken}
@@ -118,8 +125,8 @@ def check(programs: Programs, folder: Path) -> ManifestsFound:
                 found.wrong.append(f"helm {verb[0]} of {case}: {ended.stdout[-500:]}{ended.stderr[-500:]}")
             elif verb[0] == "template":
                 found.rows += compared(programs, case, ended.stdout)
-    for case, values in REFUSED.items():
-        if not refusal(programs, *values):
+    for case, (why, values) in REFUSED.items():
+        if why not in refusal(programs, *values):
             found.wrong.append(f"the chart takes {case}")
     (broken,) = compared(programs, "broken", BROKEN)
     if not broken.error:

@@ -137,7 +137,8 @@ void kvgrpc_rank_stop(kvgrpc_rank *rank);
 /* Detaches the rank, which ends the engine's life, and unmaps the pool. It waits for the call at work of a rank that
  * brought its memory: nothing is read or written there by this process once it returned, and what peers still read
  * counts for nothing. The wait has no bound if a peer's memory is a mapping of a file and the daemon of its file system
- * (FUSE) never answers; connecting such a peer stops the rank's connecting of others, too. NULL is allowed. */
+ * (FUSE) never answers. Connecting such a peer stops the rank's connecting of others, its answers to peers and its
+ * reports of their ends, too. NULL is allowed. */
 void kvgrpc_rank_close(kvgrpc_rank *rank);
 
 /* ---- what a pool is */

@@ -100,7 +100,7 @@ static kvgrpc_code begin(kvgrpc_engine *engine, kv_kind kind, const kvgrpc_label
 }
 
 kvgrpc_code kv_find(const kvgrpc_engine *engine, kvgrpc_transfer handle, kv_kind kind, kv_transfer **found,
-                        kvgrpc_error *error) {
+                    kvgrpc_error *error) {
   const kvgrpc_code code = kv_check_alive(engine, error);
   if (code) return code;
   *found = kv_transfer_of(&engine->transfers, handle);

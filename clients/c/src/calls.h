@@ -15,6 +15,6 @@ kvgrpc_code kv_check_content(const kvgrpc_content *content, kvgrpc_error *error)
 kvgrpc_code kv_check_blocks(const kvgrpc_blocks *blocks, size_t rows, kvgrpc_error *error);
 kvgrpc_code kv_check_seconds(double seconds, kvgrpc_error *error);
 kvgrpc_code kv_find(const kvgrpc_engine *engine, kvgrpc_transfer handle, kv_kind kind, kv_transfer **found,
-                        kvgrpc_error *error);
+                    kvgrpc_error *error);
 
 #endif

@@ -3,8 +3,8 @@
  * The thread that serves the rank takes commands, checks them and queues what copies. One thread copies, in order: a
  * posting is over when its last call returned. Another thread answers peers that ask this process for a proof, asks
  * theirs, and looks for their ends. Both read memory of peers' processes, and nothing bounds that wait: a peer of this
- * user whose memory is a mapping of a file stops the reader for as long as the daemon of its file system (FUSE) does not
- * answer. Every other wait for a peer has a bound.
+ * user whose memory is a mapping of a file, or that sends a descriptor of one, stops the thread for as long as the daemon
+ * of its file system (FUSE) does not answer. Every other wait for a peer has a bound.
  *
  * One lock guards all tables. It is never held while a report is sent, a proof is read or a byte is copied.
  */

@@ -3,6 +3,7 @@
  * `test_fuzz_commands SECONDS SEED` runs longer, and elsewhere; the seed is printed first. */
 #define _GNU_SOURCE
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -11,6 +12,7 @@
 
 #define ROUNDS 20000
 #define MEMORY_BYTES 4096
+#define PEERS 0xa5
 
 static uint64_t state;
 static _Atomic unsigned long reports;
@@ -36,6 +38,16 @@ static void put_numbers(kv_writer *to, uint32_t field) {
   kv_put_packed(to, field, rows, count);
 }
 
+/* Columns of one length, of runs that lie within the memory. */
+static void put_runs(kv_writer *to) {
+  uint32_t rows[3];
+  const size_t count = 1 + pick(3);
+  for (uint32_t field = 3; field < 6; field++) {
+    for (size_t i = 0; i < count; i++) rows[i] = field < 5 ? pick(MEMORY_BYTES / 2) : 1 + pick(64);
+    kv_put_packed(to, field, rows, count);
+  }
+}
+
 static void put_sum(kv_writer *to) {
   kv_put_text(to, 1, "s");
   for (uint32_t field = 2; field < 5; field++) put_numbers(to, field);
@@ -44,7 +56,8 @@ static void put_sum(kv_writer *to) {
 static void put_post(kv_writer *to) {
   kv_put_text(to, 1, "p");
   kv_put_text(to, 2, "P");
-  for (uint32_t field = 3; field < 6; field++) put_numbers(to, field);
+  if (pick(2)) put_runs(to);
+  else for (uint32_t field = 3; field < 6; field++) put_numbers(to, field);
   kv_put_uint(to, 6, pick(3));
   const uint32_t operation = pick(4);
   kv_put_uint(to, 7, operation);
@@ -99,7 +112,7 @@ static void change(uint8_t *data, size_t *size) {
   }
 }
 
-/* Connects a rank to memory of this process, as if it had been mapped: postings then copy. */
+/* Connects a rank to memory of this process, as if it were a peer's: postings then copy. */
 static void link_here(kv_mover *mover, uint8_t *memory) {
   kv_link *link = calloc(1, sizeof *link);
   const kv_segment whole = {(uint64_t)(uintptr_t)memory, MEMORY_BYTES, 1, 0};
@@ -107,7 +120,8 @@ static void link_here(kv_mover *mover, uint8_t *memory) {
   link->peer = kv_own((kvgrpc_bytes){"P", 1});
   link->holders = 1;
   link->process.pid = getpid();
-  link->process.end = -1;
+  link->process.end = (int)syscall(SYS_pidfd_open, getpid(), 0);
+  CHECK(link->process.end >= 0);
   link->process.nonce_address = whole.address;
   pthread_mutex_lock(&mover->lock);
   link->next = mover->links;
@@ -124,6 +138,8 @@ int main(int count, char **arguments) {
   uint8_t *source = calloc(1, MEMORY_BYTES), *own = calloc(1, MEMORY_BYTES);
   const kvgrpc_memory memory[] = {{own, 1000}, {own + 1000, MEMORY_BYTES - 1000}};
   CHECK(source && own);
+  /* The start is the peer's nonce; no other byte of it is zero. */
+  memset(source + KV_NONCE_BYTES, PEERS, MEMORY_BYTES - KV_NONCE_BYTES);
   kv_mover *mover = kv_mover_make(0, memory, 2, count_report, NULL, NULL);
   CHECK(mover);
   const double end = kv_now() + seconds;
@@ -138,6 +154,7 @@ int main(int count, char **arguments) {
     if (!pick(500)) CHECK(kv_mover_end(mover, 60));
   }
   kv_mover_free(mover);
+  CHECK(memchr(own, PEERS, MEMORY_BYTES)); /* Some postings copied. */
   free(source);
   free(own);
   printf("%ld rounds, %ld commands, %lu reports\n", rounds, read, (unsigned long)reports);

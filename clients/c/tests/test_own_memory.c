@@ -222,7 +222,7 @@ static void test_an_offer_that_was_changed_proves_nothing(void) {
     kv_writer changed = {0}, offered = own_rank_offer(&source, "D");
     kv_put_bytes_raw(&changed, offered.data, offered.size);
     changed.data[changed.size - back] ^= 3;
-    CHECK(!own_rank_connect(&destination, "P", 0, &changed, kCma, why) && why[0]);
+    CHECK(!own_rank_connect(&destination, "P", 0, &changed, kCma, why) && strstr(why, "another answer"));
     kv_writer_free(&changed);
     kv_writer_free(&offered);
   }

@@ -178,7 +178,8 @@ static void test_peers_that_say_nothing_do_not_hold_up_one_that_answers(void) {
   kv_writer nothing = pool_offer(name, kNonce), endpoint = own_rank_offer(&source, "D");
   for (uint32_t i = 0; i < SILENT; i++) own_rank_ask_to_connect(&rank, "S", i, &nothing, kShm);
   own_rank_ask_to_connect(&rank, "P", HONEST, &endpoint, kCma);
-  for (; !own_rank_connected(&rank, &reported, why); before++) CHECK(strstr(why, "no answer"));
+  for (; !own_rank_connected(&rank, &reported, why); before++)
+    CHECK(reported != HONEST && before < SILENT && strstr(why, "no answer"));
   CHECK(reported == HONEST && before < SILENT);
   kv_writer_free(&nothing);
   kv_writer_free(&endpoint);

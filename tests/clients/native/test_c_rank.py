@@ -11,15 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.engine import BlocksReturned, Engine, Event, HandOver, Pull, Rank, Received, content
+from kvgrpc.engine import BlocksReturned, Engine, Rank, Received, content
 from tests.clients.native.library import AttachOptions, NativeRank, Refused, check, library
+from tests.clients.native.transfers import WAIT_S, end_of
 from tests.engine.made import LAYER_BYTES, LAYERS, layout, made_bytes
 from tests.engine.support import Lead, Side, new_key, received, tokens
-from tests.service.engines import wait_until
 
 pytestmark = pytest.mark.timeout(900)
-WAIT_S = 60.0
-"""Timeout for the end of a life, in seconds: a busy machine starts a lead in many."""
 PROMPT = tokens(32)
 
 
@@ -37,18 +35,6 @@ def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead
 def view(rank: NativeRank) -> np.ndarray:
     """Returns a rank's pool, shape [layers, blocks, bytes]."""
     return rank.memory.reshape(LAYERS, -1, LAYER_BYTES)
-
-
-def end_of(engine: Engine, transfer: HandOver | Pull) -> Event:
-    """Returns the last event of a transfer."""
-    events: list[Event] = []
-
-    def look() -> bool:
-        events.extend(engine.poll(0.05))
-        return transfer.over
-
-    wait_until(look, WAIT_S, lambda: events)
-    return events[-1]
 
 
 @pytest.mark.parametrize("source", ["C", "Python"])

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgrpc.engine import BlocksReturned, Engine, Event, HandOver, Pull, Rank, Received, content
+from kvgrpc.engine import BlocksReturned, Engine, Rank, Received, content
 from tests.clients.native.library import library
+from tests.clients.native.transfers import end_of
 from tests.clients.native.worker import Worker
 from tests.engine.made import LAYER_BYTES, LAYERS, layout, made_bytes
 from tests.engine.support import Lead, new_key, tokens
-from tests.service.engines import wait_until
 
 pytestmark = pytest.mark.timeout(900)
-WAIT_S = 60.0
-"""Timeout for the end of a transfer, in seconds: a busy machine takes many."""
 PROMPT = tokens(32)
 
 
@@ -66,18 +64,6 @@ def attached(stack: ExitStack, lead: Lead, kind: str) -> tuple[Engine, Memory]:
     worker = Worker(kind, engine.ticket)
     stack.callback(worker.close)
     return engine, worker
-
-
-def end_of(engine: Engine, transfer: HandOver | Pull) -> Event:
-    """Returns the last event of a transfer."""
-    events: list[Event] = []
-
-    def look() -> bool:
-        events.extend(engine.poll(0.05))
-        return transfer.over
-
-    wait_until(look, WAIT_S, lambda: events)
-    return events[-1]
 
 
 def pulled(p: Engine, d: Engine, blocks: list[int], into: list[int]) -> None:

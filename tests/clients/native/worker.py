@@ -1,7 +1,7 @@
 """A rank with memory of its own, in a process of its own: `python -m tests.clients.native.worker C|Python`.
 
-A line of its input is a JSON list: first the ticket, then ["fill", blocks, seed], ["read", blocks] or ["step", step].
-Each has a line as its answer.
+A line of its input is a JSON list: first the ticket, then ["fill", blocks, seed] or ["read", blocks]. Each has a line
+as its answer.
 """
 
 import json
@@ -75,9 +75,6 @@ def main() -> None:
                     answer = "filled"
                 case ["read", blocks]:
                     answer = b"".join(layer[blocks].tobytes() for layer in layers).hex()
-                case ["step", step]:
-                    rank.step_done(step)
-                    answer = "reported"
                 case unknown:
                     raise ValueError(unknown)
             say(answer)

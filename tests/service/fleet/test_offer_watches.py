@@ -344,8 +344,10 @@ async def steps_of(index: OfferedPrefixes) -> AsyncIterator[list[int]]:
             before = len(index)
 
     looking = asyncio.create_task(look())
-    yield steps
-    looking.cancel()
+    try:
+        yield steps
+    finally:
+        looking.cancel()
 
 
 async def test_a_message_keeps_the_event_loop_for_a_bounded_number_of_rows_whatever_it_has() -> None:
