@@ -19,6 +19,8 @@ from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 _LONG_S = 1e6
 _SHORT_S = 30.0
 _BATCH = 20
+_KEPT_BYTES = 1 << 40
+"""Bytes that the one caller's leases may keep: those of 100,000 leases are over the default."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class LeaseCost:
 
 def measure(plan: PullPlan) -> LeaseCost:
     """Measures batches of cycles beside few and many leases in turn. Returns medians."""
-    few, many = _Lead(plan.leases_few), _Lead(plan.leases_many)
+    few, many = Lead(plan.leases_few), Lead(plan.leases_many)
     pairs = []
     for _ in range(max(plan.lease_cycles // _BATCH, 1) + 1):
         pairs.append((few.cycles(_BATCH), many.cycles(_BATCH)))
@@ -44,11 +46,12 @@ def measure(plan: PullPlan) -> LeaseCost:
     )
 
 
-class _Lead:
+class Lead:
     """A node with `alive` leases that outlive the measurement, with a clock of its own."""
 
     def __init__(self, alive: int) -> None:
-        self._node = Node(Limits(lease_cap_s=_LONG_S))
+        room = {"kept_bytes": _KEPT_BYTES, "kept_bytes_per_caller": _KEPT_BYTES}
+        self._node = Node(Limits(lease_cap_s=_LONG_S, **room))
         self._now = 0.0
         self._calls = 0
         layout = pool(16 << 10, 64).layout()

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bench.command import bench
 from bench.geometries import NAMES as GEOMETRIES, geometry
+from bench.measures.leases import Lead
 from bench.plan import PUSH_PATHS, SOURCE_WRITES, WRITING_PATHS, YES, environment_of
 from bench.results.between_hosts import BetweenHosts, targets_of
 from kvgrpc.core.values.bridge import Bridge
@@ -298,3 +299,7 @@ def test_collective_is_to_reach_most_of_raw_gloo_and_to_be_faster_than_nixl_over
 @pytest.mark.parametrize("data_path", [*PUSH_PATHS, *WRITING_PATHS])
 def test_sources_write_over_the_paths_that_say_so_and_over_no_others(data_path: str) -> None:
     assert (environment_of(data_path)[SOURCE_WRITES] == YES) is (data_path in WRITING_PATHS)
+
+
+def test_the_lead_whose_leases_are_timed_keeps_more_than_a_caller_may_by_default() -> None:
+    assert Lead(13_000).cycles(1) > 0
