@@ -5,9 +5,10 @@ gets all rows again.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from kvgrpc.fleet.directory import Directory, EngineState
 from kvgrpc.fleet.entry import EngineEntry
@@ -56,6 +57,8 @@ class EngineHistory:
         self._directory = directory
         self._rows: dict[str, EngineRow] = {}
         self._changes: deque[RowChange] = deque(maxlen=most)
+        self._counts: Counter[tuple[str | None, EngineState]] = Counter()
+        """Number of rows by tenant and state; those of None are of all tenants."""
         self._numbers = 0
         self._seen = -1
         self._from = self._until = -math.inf
@@ -94,15 +97,21 @@ class EngineHistory:
         """Returns all rows, by the keys of their entries."""
         return self._rows
 
+    def counts(self, tenant: str) -> dict[EngineState, int]:
+        """Returns the number of rows by state: of those that a tenant sees, or of all if it is empty."""
+        seen = ("", tenant) if tenant else (None,)
+        found = {state: sum(self._counts[of, state] for of in seen) for state in EngineState}
+        return {state: count for state, count in found.items() if count}
+
     def since(self, revision: int, shows: Shows) -> RowNews | None:
         """Returns what a reader has missed since a revision; None: more than is kept, so it needs all rows."""
         if not 0 <= revision <= self.revision:
             return None
-        missed = [change for change in self._changes if change.revision > revision]
-        if len(missed) < self.revision - revision:
+        missed = self.revision - revision  # each change has its own revision
+        if missed > len(self._changes):
             return None
         first, last = dict[str, EngineRow | None](), dict[str, EngineRow | None]()
-        for change in missed:
+        for change in reversed(list(islice(reversed(self._changes), missed))):
             key = _key(change)
             first.setdefault(key, change.before)
             last[key] = change.after
@@ -115,21 +124,22 @@ class EngineHistory:
         self.revision += 1
         change = RowChange(self.revision, before, after)
         self._changes.append(change)
+        if before is not None:
+            self._count(before, -1)
         if after is None:
             del self._rows[_key(change)]
         else:
+            self._count(after, 1)
             self._rows[after.key] = after
+
+    def _count(self, row: EngineRow, step: int) -> None:
+        for tenant in (None, row.entry.tenant):
+            self._counts[tenant, row.state] += step
+            if not self._counts[tenant, row.state]:
+                del self._counts[tenant, row.state]
 
 
 def _key(change: RowChange) -> str:
     row = change.after or change.before
     assert row is not None  # a change has at least one side
     return row.key
-
-
-def counts(rows: Iterable[EngineRow]) -> dict[EngineState, int]:
-    """Returns the number of rows by state."""
-    found: dict[EngineState, int] = {}
-    for row in rows:
-        found[row.state] = found.get(row.state, 0) + 1
-    return found
