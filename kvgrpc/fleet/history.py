@@ -4,13 +4,12 @@ A row is an entry with the state of its engine. The history keeps the last chang
 gets all rows again.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
-from kvgrpc.fleet.directory import Directory, EngineState
+from kvgrpc.fleet.directory import Directory, EngineState, ListedEngine
 from kvgrpc.fleet.entry import EngineEntry
 
 CHANGES_MAX = 8_192
@@ -27,6 +26,7 @@ class EngineRow:
     entry: EngineEntry
     state: EngineState
     why: str
+    listed: ListedEngine = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +54,29 @@ class EngineHistory:
     """The rows of one directory."""
 
     def __init__(self, directory: Directory, most: int = CHANGES_MAX) -> None:
-        self._directory = directory
+        self.directory = directory
         self._rows: dict[str, EngineRow] = {}
         self._changes: deque[RowChange] = deque(maxlen=most)
         self._counts: Counter[tuple[str | None, EngineState]] = Counter()
         """Number of rows by tenant and state; those of None are of all tenants."""
         self._numbers = 0
-        self._seen = -1
-        self._from = self._until = -math.inf
         self.revision = 0
         """Number of the last change."""
 
     def look(self, now: float) -> bool:
         """Notes what has changed in the directory. Returns whether anything has."""
-        if self._seen == self._directory.version and self._from <= now <= self._until:
-            return False
         before = self.revision
-        self._seen, self._from, self._until = self._directory.version, now, math.inf
-        there = set[str]()
-        for one in self._directory:
-            there.add(one.key)
-            state = self._directory.state(one, now)
-            if state is EngineState.HEALTHY:
-                self._until, why = min(self._until, one.proved_at + self._directory.limits.proof_s), ""
-            else:
-                why = self._directory.why(one, now)
-            known = self._rows.get(one.key)
-            if known is not None and (known.entry, known.state, known.why) == (one.entry, state, why):
-                continue
-            self._numbers += known is None
-            number = self._numbers if known is None else known.number
-            self._note(known, EngineRow(one.key, number, one.entry, state, why))
-        for key in self._rows.keys() - there:
-            self._note(self._rows[key], None)
+        for key in self.directory.take_touched(now):
+            one, known = self.directory.listed_at(key), self._rows.get(key)
+            if one is not None:
+                self._numbers += known is None
+                number = self._numbers if known is None else known.number
+                state, why = self.directory.state(one, now), self.directory.why(one, now)
+                row = EngineRow(key, number, one.entry, state, why, one)
+                if known != row or known.listed is not one:
+                    self._note(known, row)
+            elif known is not None:
+                self._note(known, None)
         return self.revision > before
 
     def rows(self, shows: Shows) -> list[EngineRow]:
