@@ -16,6 +16,7 @@ from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
 from kvgrpc.fleet.pairing import PairRequest, PickedPair
 from kvgrpc.service.fleet.lead_checks import LeadChecks
 from kvgrpc.service.fleet.reader import FleetReading
+from kvgrpc.service.heap import calm_collector
 
 
 class AnsweredChecks(LeadChecks):
@@ -31,6 +32,7 @@ async def begin(job: dict[str, Any]) -> tuple[dict[str, Any], Answerer]:
     checks = AnsweredChecks(lambda address, _: grpc.aio.insecure_channel(address), lambda _: True)
     reading = FleetReading(FleetConfig(job["registry"]), checks)
     await reading.listed.wait()
+    calm_collector()
     return {}, partial(_pick, reading)
 
 

@@ -24,6 +24,8 @@ const (
 	// minutes. A stated timeout is limited to the longest life of a lease.
 	putTensor        = 2 * time.Minute
 	longestPutTensor = 10 * time.Minute
+	// A call is repeated so often at most where a server that ends has not begun it.
+	notBegunRepeats = 2
 )
 
 // WithTraceparent gives all calls with this context a W3C traceparent, so that the server's spans join the trace.
@@ -48,8 +50,13 @@ func (c calls) unary(
 	}
 	// The key is set outside gRPC's own retries, so that all of them carry the same key.
 	request, key := withKey(request)
-	err := toError(ctx, invoke(c.outgoing(ctx), method, request, reply, conn, options...), key)
-	return at(err, method, conn.Target())
+	outgoing := c.outgoing(ctx)
+	for repeats := 0; ; repeats++ {
+		err := toError(ctx, invoke(outgoing, method, request, reply, conn, options...), key)
+		if repeats == notBegunRepeats || !notBegun(ctx, err) {
+			return at(err, method, conn.Target())
+		}
+	}
 }
 
 func (c calls) stream(

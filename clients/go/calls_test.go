@@ -149,6 +149,67 @@ func TestOnlyUnavailableIsRepeated(t *testing.T) {
 	}
 }
 
+func TestACallThatAnEndingServerHasNotBegunIsRepeatedWithItsKey(t *testing.T) {
+	var keys []string
+	ended := 1
+	server := serve(t, "", &pool{
+		allocate: func(_ context.Context, r *pb.AllocateBlocksRequest) (*pb.AllocateBlocksResponse, error) {
+			if keys = append(keys, r.IdempotencyKey); len(keys) <= ended {
+				return nil, status.Error(codes.Canceled, "CANCELLED")
+			}
+			return &pb.AllocateBlocksResponse{}, nil
+		},
+	})
+	client := connect(t, server, Options{})
+	if _, err := client.Pool.AllocateBlocks(limited(t), &pb.AllocateBlocksRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(keys) != 2 || keys[0] == "" || keys[0] != keys[1] {
+		t.Errorf("keys %q", keys)
+	}
+	keys, ended = nil, 100
+	_, err := client.Pool.AllocateBlocks(limited(t), &pb.AllocateBlocksRequest{})
+	if status.Code(err) != codes.Canceled || len(keys) != 1+notBegunRepeats {
+		t.Errorf("%d calls, %v", len(keys), err)
+	}
+}
+
+func TestACallThatAServerCancelsForAReasonIsNotRepeated(t *testing.T) {
+	calls := 0
+	server := serve(t, "", &pool{
+		allocate: func(context.Context, *pb.AllocateBlocksRequest) (*pb.AllocateBlocksResponse, error) {
+			calls++
+			return nil, refusal(codes.Canceled, "CANCELLED", "RETRY_HERE")
+		},
+	})
+	client := connect(t, server, Options{})
+	_, err := client.Pool.AllocateBlocks(limited(t), &pb.AllocateBlocksRequest{})
+	if status.Code(err) != codes.Canceled || calls != 1 {
+		t.Errorf("%d calls, %v", calls, err)
+	}
+}
+
+func TestACallThatItsCallerCancelsIsNotRepeated(t *testing.T) {
+	begun := make(chan struct{}, 1+notBegunRepeats)
+	server := serve(t, "", &pool{
+		allocate: func(ctx context.Context, _ *pb.AllocateBlocksRequest) (*pb.AllocateBlocksResponse, error) {
+			begun <- struct{}{}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+	})
+	client := connect(t, server, Options{})
+	ctx, cancel := context.WithCancel(limited(t))
+	go func() {
+		<-begun
+		cancel()
+	}()
+	_, err := client.Pool.AllocateBlocks(ctx, &pb.AllocateBlocksRequest{})
+	if !errors.Is(err, context.Canceled) || len(begun) != 0 {
+		t.Errorf("%d more calls, %v", len(begun), err)
+	}
+}
+
 func TestConnectPeerIsNotRepeated(t *testing.T) {
 	calls := 0
 	server := serve(t, "", &handshakes{

@@ -192,6 +192,13 @@ func broken(err error) bool {
 	}
 }
 
+// notBegun reports whether an error may be that of a call that a server had received and not begun when it ended: gRPC
+// ends such a call with CANCELLED and no reason. A context that is over has cancelled the call itself.
+func notBegun(ctx context.Context, err error) bool {
+	var failed *Error
+	return errors.As(err, &failed) && failed.Code == codes.Canceled && failed.Reason == "" && ctx.Err() == nil
+}
+
 // tooLarge is part of gRPC's own error text for a message that exceeds the reader's size limit. The error has the code
 // of a temporary failure, although the same message would come again.
 const tooLarge = "larger than max"

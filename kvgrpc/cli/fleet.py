@@ -70,6 +70,7 @@ async def _serve(settings: "Config") -> int:
     from kvgrpc import __version__
     from kvgrpc.service import telemetry
     from kvgrpc.service.address_in_use import AddressInUse
+    from kvgrpc.service.heap import calm_collector
     from kvgrpc.service.rpc.fleet_server import FleetServer
 
     stopping = asyncio.Event()
@@ -82,6 +83,7 @@ async def _serve(settings: "Config") -> int:
         return _report(EXIT_BIND, error)
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
+    calm_collector()
     port = server.address.rpartition(":")[2]
     telemetry.configure(f"{socket.gethostname()}:{port}", __version__)
     typer.echo(f"kvgrpc fleet serving {server.address} registry {settings.fleet.registry}")

@@ -20,7 +20,7 @@ from opentelemetry import trace
 
 from kvgrpc.client.call_stream import CallStream
 from kvgrpc.client.credentials import BearerToken
-from kvgrpc.client.grpc_status import not_connected, to_error
+from kvgrpc.client.grpc_status import not_begun, not_connected, to_error
 from kvgrpc.client.tls_probe import TlsProbe
 from kvgrpc.client.values import CALL_OPTIONS, field_of
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
@@ -32,6 +32,8 @@ Response = TypeVar("Response", bound=Message)
 
 PAGE_ROWS = 1000
 """Maximum number of rows that a server returns at once."""
+NOT_BEGUN_REPEATS = 2
+"""Maximum number of repeats of a call that a server which ends has not begun."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,16 @@ class Caller:
             reply = await self.stream.reply(request, timeout_s, traceparent_of(headers))
             if reply is not None:
                 return reply  # type: ignore[return-value]
-        left_s = max(timeout_s - (time.monotonic() - began), 0.0)
-        try:
-            return await method(request, timeout=left_s, metadata=headers)
-        except aio.AioRpcError as failed:
-            raise await self.failure(failed, request, timeout_s - (time.monotonic() - began)) from failed
+        repeats = 0
+        while True:
+            left_s = max(timeout_s - (time.monotonic() - began), 0.0)
+            try:
+                return await method(request, timeout=left_s, metadata=headers)
+            except aio.AioRpcError as failed:
+                if repeats == NOT_BEGUN_REPEATS or not not_begun(failed):
+                    left_s = timeout_s - (time.monotonic() - began)
+                    raise await self.failure(failed, request, left_s) from failed
+                repeats += 1
 
     async def change(
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options

@@ -1,8 +1,9 @@
 """Opens a client's channel, and sets its retries, its reconnects and its detection of dead connections.
 
 Rules:
-* Only UNAVAILABLE is retried: it says that the server did not take the call. Every mutating request carries an
-  idempotency key, so that a call whose answer was lost still acts at most once.
+* gRPC retries UNAVAILABLE only: it says that the server did not take the call. `caller` repeats CANCELLED without a
+  reason. Every mutating request carries an idempotency key, so that a call whose answer was lost still acts at most
+  once.
 * ConnectPeer is not retried: its UNAVAILABLE is the other server's, after the whole connect timeout. A second attempt
   would fail with DEADLINE_EXCEEDED, which hides the cause.
 * gRPC does not retry streams. Their own loops reconnect, because only they know where to resume.

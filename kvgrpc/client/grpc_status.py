@@ -119,6 +119,13 @@ def not_connected(error: Unavailable, why: str) -> Unavailable:
     return Unavailable(error.reason, f"{where}: {why} (gRPC: {said})", metadata={**error.metadata, "tls": why})
 
 
+def not_begun(failed: aio.AioRpcError) -> bool:
+    """Returns True if a server may have received a call and not begun it when it ended: gRPC ends such a call with
+    CANCELLED and no reason.
+    """
+    return failed.code() is grpc.StatusCode.CANCELLED and "google.rpc.ErrorInfo" not in dict(_details(failed))
+
+
 def passes(error: KVGrpcError) -> bool:
     """Returns True if a wait or a watch goes on after an error: its server is unreachable, silent or full, or an
     intermediary that is no kvgrpc server failed, which says nothing of the transfer.

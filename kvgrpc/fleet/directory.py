@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvgrpc.errors import InvalidRequest, invalid
+from kvgrpc.fleet.due import DueKeys
 from kvgrpc.fleet.entry import EngineEntry, read_entry
 
 KEY_BYTES_MAX = 600
@@ -106,8 +107,6 @@ class Directory:
 
     limits: DirectoryLimits = field(default_factory=DirectoryLimits)
     refusals: Refusals = field(default_factory=Refusals)
-    version: int = 0
-    """Number that changes whenever an entry or a state does."""
 
     def __post_init__(self) -> None:
         self._engines: dict[str, ListedEngine] = {}
@@ -115,6 +114,11 @@ class Directory:
         self._newest: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._stale_since: float | None = None
         self._listed = False
+        self._touched: dict[str, None] = {}
+        """Keys of entries that may look otherwise than before, in the order of the changes."""
+        self._checks, self._proofs = DueKeys(), DueKeys()
+        self._latest, self._behind = -math.inf, False
+        """Latest time that was told, and whether a later call told an earlier one: then any state may have changed."""
 
     # -- what the source tells
 
@@ -163,11 +167,14 @@ class Directory:
     def checks_due(self, now: float) -> list[HealthCheck]:
         """Returns the checks to make now. Each engine's next check is due later."""
         due = []
-        for one in self._engines.values():
-            if one.check_at > now or self._outlived(one):
+        for key in self._checks.take(now):
+            one = self._engines.get(key)
+            if one is None or self._outlived(one):
+                continue  # one that is outlived no longer is touched
+            if one.check_at > now:
+                self._checks.set(key, one.check_at)
                 continue
-            proved = not one.failed and now - one.proved_at <= self.limits.proof_s
-            one.check_at = now + (self.limits.check_every_s if proved else self.limits.retry_s)
+            self._check_at(one, now + (self.limits.check_every_s if self._proved(one, now) else self.limits.retry_s))
             entry = one.entry
             due.append(HealthCheck(one.key, entry.engine_id, entry.incarnation, entry.addresses[0]))
         return due
@@ -177,9 +184,13 @@ class Directory:
         one = self._of(check)
         if one is None:
             return
-        if one.failed or now - one.proved_at > self.limits.proof_s:
-            self.version += 1
-        one.failed, one.proved_at, one.check_at = False, now, now + self.limits.check_every_s
+        if not self._proved(one, now):
+            self._touch(one.entry.engine_id)
+        self._behind |= now < self._latest
+        self._latest = max(now, self._latest)
+        one.failed, one.proved_at = False, now
+        self._check_at(one, now + self.limits.check_every_s)
+        self._proofs.set(one.key, now + self.limits.proof_s)
         self._remember(one.entry)
 
     def failed(self, check: HealthCheck, now: float) -> None:
@@ -195,7 +206,7 @@ class Directory:
             return
         if (one.takes_work, one.why) != (answer.takes_work, answer.why):
             one.takes_work, one.why = answer.takes_work, answer.why
-            self.version += 1
+            self._touch(one.entry.engine_id)
         if not answer.why:
             one.load, one.picks, one.picked_at = answer.load, 0.0, now
 
@@ -205,7 +216,7 @@ class Directory:
         """
         one = self._of(check)
         if one is not None:
-            one.check_at = min(one.check_at, max(now, one.proved_at + self.limits.retry_s))
+            self._check_at(one, min(one.check_at, max(now, one.proved_at + self.limits.retry_s)))
 
     def loaded(self, engine_id: str, load: float, now: float) -> None:
         """Notes the load of an engine. Raises InvalidRequest for a load that is no number from 0."""
@@ -236,8 +247,7 @@ class Directory:
             return EngineState.FAILED
         if one.entry.draining or not one.takes_work:
             return EngineState.DRAINING
-        # A time in the future proves nothing: the caller's clock went back.
-        return EngineState.HEALTHY if 0 <= now - one.proved_at <= self.limits.proof_s else EngineState.UNPROVEN
+        return EngineState.HEALTHY if self._proved(one, now) else EngineState.UNPROVEN
 
     def why(self, one: ListedEngine, now: float) -> str:
         """Returns why an engine is not healthy, for people; empty if it is."""
@@ -253,6 +263,24 @@ class Directory:
 
     def listed_at(self, key: str) -> ListedEngine | None:
         return self._engines.get(key)
+
+    def take_touched(self, now: float) -> list[str]:
+        """Returns the keys of entries that may look otherwise at `now` than when this was last called, those that are
+        gone included. Only one reader calls this: the directory forgets them.
+        """
+        behind = now < self._latest
+        if behind or self._behind:
+            self._touched |= dict.fromkeys(self._engines)
+        self._behind, self._latest = behind, max(now, self._latest)
+        for key in self._proofs.take(now):
+            one = self._engines.get(key)
+            until = -math.inf if one is None else one.proved_at + self.limits.proof_s
+            if until >= now:
+                self._proofs.set(key, until)
+            elif one is not None:
+                self._touched[key] = None
+        touched, self._touched = list(self._touched), {}
+        return touched
 
     # -- inside
 
@@ -285,12 +313,12 @@ class Directory:
             known.revision = revision
             if known.entry != entry:
                 known.entry = entry
-                self.version += 1
+                self._touch(entry.engine_id)
             return
         self._drop(key)
         self._engines[key] = ListedEngine(key, entry, revision)
         self._by_id.setdefault(entry.engine_id, set()).add(key)
-        self.version += 1
+        self._touch(entry.engine_id)
 
     def _drop(self, key: str) -> None:
         known = self._engines.pop(key, None)
@@ -300,15 +328,32 @@ class Directory:
         keys.discard(key)
         if not keys:
             del self._by_id[known.entry.engine_id]
-        self.version += 1
+        self._touched[key] = None
+        self._touch(known.entry.engine_id)
+
+    def _touch(self, engine_id: str) -> None:
+        """Notes that entries of an engine id may look otherwise: the state of each depends on the others."""
+        for key in self._by_id.get(engine_id, ()):
+            self._touched[key] = None
+            self._checks.set(key, self._engines[key].check_at)
+
+    def _check_at(self, one: ListedEngine, at: float) -> None:
+        one.check_at = at
+        self._checks.set(one.key, at)
+
+    def _proved(self, one: ListedEngine, now: float) -> bool:
+        # A time in the future proves nothing: the caller's clock went back.
+        return one.proved_at <= now <= one.proved_at + self.limits.proof_s
 
     def _remember(self, entry: EngineEntry) -> None:
         """Remembers a life that answered, if it is the newest one of its engine id."""
-        newest = max(entry.order, self._newest.get(entry.engine_id, entry.order))
-        self._newest[entry.engine_id] = newest
+        known = self._newest.get(entry.engine_id)
+        if known is None or known < entry.order:
+            self._newest[entry.engine_id] = entry.order
+            self._touch(entry.engine_id)
         self._newest.move_to_end(entry.engine_id)
         if len(self._newest) > self.limits.outlived:
-            self._newest.popitem(last=False)
+            self._touch(self._newest.popitem(last=False)[0])
 
     def _outlived(self, one: ListedEngine) -> bool:
         """Returns whether a newer life of its engine has answered, now or earlier, or another entry for the same."""
@@ -333,5 +378,6 @@ class Directory:
 
     def _fail(self, one: ListedEngine, now: float) -> None:
         if not one.failed:
-            self.version += 1
-        one.failed, one.proved_at, one.check_at = True, -math.inf, now + self.limits.retry_s
+            self._touch(one.entry.engine_id)
+        one.failed, one.proved_at = True, -math.inf
+        self._check_at(one, now + self.limits.retry_s)

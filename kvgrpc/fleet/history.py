@@ -4,12 +4,12 @@ A row is an entry with the state of its engine. The history keeps the last chang
 gets all rows again.
 """
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
-from kvgrpc.fleet.directory import Directory, EngineState
+from kvgrpc.fleet.directory import Directory, EngineState, ListedEngine
 from kvgrpc.fleet.entry import EngineEntry
 
 CHANGES_MAX = 8_192
@@ -26,6 +26,7 @@ class EngineRow:
     entry: EngineEntry
     state: EngineState
     why: str
+    listed: ListedEngine = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +54,29 @@ class EngineHistory:
     """The rows of one directory."""
 
     def __init__(self, directory: Directory, most: int = CHANGES_MAX) -> None:
-        self._directory = directory
+        self.directory = directory
         self._rows: dict[str, EngineRow] = {}
         self._changes: deque[RowChange] = deque(maxlen=most)
+        self._counts: Counter[tuple[str | None, EngineState]] = Counter()
+        """Number of rows by tenant and state; those of None are of all tenants."""
         self._numbers = 0
-        self._seen = -1
-        self._from = self._until = -math.inf
         self.revision = 0
         """Number of the last change."""
 
     def look(self, now: float) -> bool:
         """Notes what has changed in the directory. Returns whether anything has."""
-        if self._seen == self._directory.version and self._from <= now <= self._until:
-            return False
         before = self.revision
-        self._seen, self._from, self._until = self._directory.version, now, math.inf
-        there = set[str]()
-        for one in self._directory:
-            there.add(one.key)
-            state = self._directory.state(one, now)
-            if state is EngineState.HEALTHY:
-                self._until, why = min(self._until, one.proved_at + self._directory.limits.proof_s), ""
-            else:
-                why = self._directory.why(one, now)
-            known = self._rows.get(one.key)
-            if known is not None and (known.entry, known.state, known.why) == (one.entry, state, why):
-                continue
-            self._numbers += known is None
-            number = self._numbers if known is None else known.number
-            self._note(known, EngineRow(one.key, number, one.entry, state, why))
-        for key in self._rows.keys() - there:
-            self._note(self._rows[key], None)
+        for key in self.directory.take_touched(now):
+            one, known = self.directory.listed_at(key), self._rows.get(key)
+            if one is not None:
+                self._numbers += known is None
+                number = self._numbers if known is None else known.number
+                state, why = self.directory.state(one, now), self.directory.why(one, now)
+                row = EngineRow(key, number, one.entry, state, why, one)
+                if known != row or known.listed is not one:
+                    self._note(known, row)
+            elif known is not None:
+                self._note(known, None)
         return self.revision > before
 
     def rows(self, shows: Shows) -> list[EngineRow]:
@@ -94,15 +87,21 @@ class EngineHistory:
         """Returns all rows, by the keys of their entries."""
         return self._rows
 
+    def counts(self, tenant: str) -> dict[EngineState, int]:
+        """Returns the number of rows by state: of those that a tenant sees, or of all if it is empty."""
+        seen = ("", tenant) if tenant else (None,)
+        found = {state: sum(self._counts[of, state] for of in seen) for state in EngineState}
+        return {state: count for state, count in found.items() if count}
+
     def since(self, revision: int, shows: Shows) -> RowNews | None:
         """Returns what a reader has missed since a revision; None: more than is kept, so it needs all rows."""
         if not 0 <= revision <= self.revision:
             return None
-        missed = [change for change in self._changes if change.revision > revision]
-        if len(missed) < self.revision - revision:
+        missed = self.revision - revision  # each change has its own revision
+        if missed > len(self._changes):
             return None
         first, last = dict[str, EngineRow | None](), dict[str, EngineRow | None]()
-        for change in missed:
+        for change in reversed(list(islice(reversed(self._changes), missed))):
             key = _key(change)
             first.setdefault(key, change.before)
             last[key] = change.after
@@ -115,21 +114,22 @@ class EngineHistory:
         self.revision += 1
         change = RowChange(self.revision, before, after)
         self._changes.append(change)
+        if before is not None:
+            self._count(before, -1)
         if after is None:
             del self._rows[_key(change)]
         else:
+            self._count(after, 1)
             self._rows[after.key] = after
+
+    def _count(self, row: EngineRow, step: int) -> None:
+        for tenant in (None, row.entry.tenant):
+            self._counts[tenant, row.state] += step
+            if not self._counts[tenant, row.state]:
+                del self._counts[tenant, row.state]
 
 
 def _key(change: RowChange) -> str:
     row = change.after or change.before
     assert row is not None  # a change has at least one side
     return row.key
-
-
-def counts(rows: Iterable[EngineRow]) -> dict[EngineState, int]:
-    """Returns the number of rows by state."""
-    found: dict[EngineState, int] = {}
-    for row in rows:
-        found[row.state] = found.get(row.state, 0) + 1
-    return found

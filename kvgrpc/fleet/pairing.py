@@ -9,12 +9,13 @@ An engine holds what its lead offers, and what it was picked for before. Either 
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from kvgrpc.fleet.directory import Directory, EngineState, ListedEngine
-from kvgrpc.fleet.entry import EngineRole
+from kvgrpc.fleet.directory import EngineState, ListedEngine
+from kvgrpc.fleet.entry import EngineEntry, EngineRole
+from kvgrpc.fleet.history import EngineHistory, EngineRow
 from kvgrpc.fleet.offered import OfferedPrefixes
 from kvgrpc.fleet.prefixes import PrefixIndex
 
@@ -120,26 +121,43 @@ class _HeldUnits:
 
 @dataclass
 class _Compatible:
-    """Healthy engines with one model, one layout and one tenant."""
+    """Healthy engines with one model and one layout, by the keys of their entries."""
 
-    prefill: list[ListedEngine] = field(default_factory=list)
-    decode: list[ListedEngine] = field(default_factory=list)
-    decode_of: dict[str, list[ListedEngine]] = field(default_factory=dict)
+    prefill: dict[str, ListedEngine] = field(default_factory=dict)
+    decode: dict[str, ListedEngine] = field(default_factory=dict)
+    decode_of: dict[str, dict[str, ListedEngine]] = field(default_factory=dict)
     """The decode engines of each host."""
     decode_by_id: dict[str, ListedEngine] = field(default_factory=dict)
 
+    def add(self, row: EngineRow) -> None:
+        if row.entry.role is not EngineRole.DECODE:
+            self.prefill[row.key] = row.listed
+        if row.entry.role is not EngineRole.PREFILL:
+            self.decode[row.key] = self.decode_by_id[row.entry.engine_id] = row.listed
+            self.decode_of.setdefault(row.entry.host, {})[row.key] = row.listed
+
+    def remove(self, row: EngineRow) -> None:
+        self.prefill.pop(row.key, None)
+        if self.decode.pop(row.key, None) is not None:
+            beside = self.decode_of[row.entry.host]
+            del beside[row.key]
+            if not beside:
+                del self.decode_of[row.entry.host]
+            self.decode_by_id.pop(row.entry.engine_id, None)
+
 
 class PairPicker:
-    """Chooses pairs of a directory. It keeps the healthy engines by model and layout until something changes."""
+    """Chooses pairs of the engines that a history has. It keeps the healthy ones by model and layout."""
 
-    def __init__(self, directory: Directory, prefixes: PrefixIndex | None = None) -> None:
+    def __init__(self, history: EngineHistory, prefixes: PrefixIndex | None = None) -> None:
         self.prefixes = prefixes or PrefixIndex()
         """Prefixes that engines were picked for."""
         self.offers = OfferedPrefixes()
-        self._directory = directory
+        self._history, self._directory = history, history.directory
         self._classes: dict[tuple[str, str, str], _Compatible] = {}
-        self._version = -1
-        self._from = self._until = -math.inf
+        self._rows: dict[str, EngineRow] = {}
+        """Rows of the engines in the classes."""
+        self._seen = 0
 
     def pick_pair(self, request: PairRequest, now: float) -> PickedPair | NoPair:
         """Returns the pair with the least cost, or why there is none."""
@@ -167,7 +185,7 @@ class PairPicker:
     def pick_alone(self, request: PairRequest, now: float) -> ListedEngine | None:
         """Returns the idlest engine that can compute and decode a request by itself; None if there is none."""
         self._look(now)
-        fits = [engines.decode for of, engines in self._classes.items() if _wanted(of, request)]
+        fits = [engines.decode.values() for of, engines in self._classes.items() if _wanted(of, request)]
         idlest = min((row for side in fits for row in _two_idlest(side, request, now)), default=None, key=itemgetter(0))
         if idlest is None:
             return None
@@ -175,34 +193,36 @@ class PairPicker:
         return idlest[1]
 
     def _look(self, now: float) -> None:
-        """Sorts the healthy engines by model and layout, if something has changed."""
-        if self._version == self._directory.version and self._from <= now <= self._until:
+        """Sorts the engines that have changed by model and layout."""
+        self._history.look(now)
+        if self._seen == self._history.revision:
             return
-        proof_s = self._directory.limits.proof_s
-        self._classes = {}
-        self._from, self._until = now, math.inf
-        for one in self._directory:
-            if self._directory.state(one, now) is not EngineState.HEALTHY:
-                continue
-            self._until = min(self._until, one.proved_at + proof_s)
-            entry = one.entry
-            engines = self._classes.setdefault((entry.model_name, entry.model, entry.layout), _Compatible())
-            if entry.role is not EngineRole.DECODE:
-                engines.prefill.append(one)
-            if entry.role is not EngineRole.PREFILL:
-                engines.decode.append(one)
-                engines.decode_of.setdefault(entry.host, []).append(one)
-                engines.decode_by_id[entry.engine_id] = one
-        self._version = self._directory.version
+        news, self._seen = self._history.since(self._seen, lambda _: True), self._history.revision
+        gone, rows = (list(self._rows), self._history.by_key().values()) if news is None else (news.gone, news.rows)
+        for key in (*gone, *(row.key for row in rows)):
+            self._remove(key)
+        for row in rows:
+            if row.state is EngineState.HEALTHY:
+                self._rows[row.key] = row
+                self._classes.setdefault(_class_of(row.entry), _Compatible()).add(row)
+
+    def _remove(self, key: str) -> None:
+        row = self._rows.pop(key, None)
+        if row is None:
+            return
+        of = _class_of(row.entry)
+        self._classes[of].remove(row)
+        if not self._classes[of].prefill and not self._classes[of].decode:
+            del self._classes[of]
 
     def _why_none(self, request: PairRequest, now: float) -> str:
         """Returns a line that counts the engines of the request's tenant by state, and those that fit by side."""
         states = Counter(self._directory.state(one, now).value for one in self._directory if _of_tenant(one, request))
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        classes = [engines for of, engines in self._classes.items() if _wanted(of, request)]
+        classes = [self._classes[of] for of in sorted(self._classes) if _wanted(of, request)]
         sides = "; ".join(
             " and ".join(
-                f"{sum(_may_serve(one, request) for one in side)} {name}"
+                f"{sum(_may_serve(one, request) for one in side.values())} {name}"
                 for side, name in ((c.prefill, "prefill"), (c.decode, "decode"))
             )
             for c in classes[:4]
@@ -212,6 +232,10 @@ class PairPicker:
             f"no pair{' of' * bool(wanted)}{wanted} for tenant {request.tenant!r}: engines: {counts or 'none'}; "
             f"compatible: {sides or 'none'}"
         )
+
+
+def _class_of(entry: EngineEntry) -> tuple[str, str, str]:
+    return entry.model_name, entry.model, entry.layout
 
 
 def _wanted(of: tuple[str, str, str], request: PairRequest) -> bool:
@@ -224,7 +248,7 @@ def _cheapest(
     engines: _Compatible, request: PairRequest, held: _HeldUnits, now: float
 ) -> tuple[float, ListedEngine, ListedEngine] | None:
     """Returns (cost, prefill, decode) of the cheapest pair of one class, in one pass over each side."""
-    idlest = _two_idlest(engines.decode, request, now)
+    idlest = _two_idlest(engines.decode.values(), request, now)
     if not idlest:
         return None
     holders = [(_load(one, now), one) for one in held.holders(engines.decode_by_id) if _may_serve(one, request)]
@@ -232,7 +256,7 @@ def _cheapest(
     units, most = held.units, held.most  # a loop over all engines calls nothing that it need not
     near: dict[str, list[tuple[float, float, ListedEngine]]] = {}
     best: tuple[float, ListedEngine, ListedEngine] | None = None
-    for one in engines.prefill:
+    for one in engines.prefill.values():
         if not _may_serve(one, request):
             continue
         cost = _load(one, now) + (1.0 - most.get(one.entry.engine_id, 0) / units if units else 0.0)
@@ -240,7 +264,7 @@ def _cheapest(
             continue  # even the idlest decode engine, if nothing had to move, makes no cheaper pair
         host = one.entry.host
         if host and host not in near:
-            beside = _two_idlest(engines.decode_of.get(host, ()), request, now)
+            beside = _two_idlest(engines.decode_of.get(host, {}).values(), request, now)
             near[host] = [(load, 0.0, decode) for load, decode in beside]
         # Two of each, because an engine of both roles is no pair with itself.
         for load, distance, decode in (*near.get(host, ()), *remote):
@@ -250,7 +274,7 @@ def _cheapest(
     return best
 
 
-def _two_idlest(engines: Sequence[ListedEngine], request: PairRequest, now: float) -> list[tuple[float, ListedEngine]]:
+def _two_idlest(engines: Iterable[ListedEngine], request: PairRequest, now: float) -> list[tuple[float, ListedEngine]]:
     """Returns the two idlest engines that may serve a request, with their loads."""
     first = second = math.inf
     one: ListedEngine | None = None

@@ -124,6 +124,8 @@ class EtcdRegistry:
     def __init__(self, settings: EtcdSettings) -> None:
         self._settings = settings
         self._etcd = EtcdConnection(settings)
+        self._heard_at = 0.0
+        """Time of the last sign of life during a watch."""
 
     async def watch(self) -> AsyncIterator[RegistryNews]:
         listing, revision = await self._list()
@@ -136,38 +138,51 @@ class EtcdRegistry:
         stream = channel.stream_stream(
             "/etcdserverpb.Watch/Watch", etcd_pb2.WatchRequest.SerializeToString, etcd_pb2.WatchResponse.FromString
         )(metadata=metadata)
+        self._heard_at = _now()
+        probing = asyncio.create_task(self._probe())
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 await stream.write(etcd_pb2.WatchRequest(create_request=begin))
-                first = await stream.read()
-            told = first
+                told = await stream.read()
             while isinstance(told, etcd_pb2.WatchResponse):
                 if told.canceled:
                     raise down(_ended(told))
                 for event in told.events:
                     yield _news(event)
-                told = await self._next(stream)
+                told = await stream.read()
+                self._heard_at = _now()
             raise down("the watch broke off")
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             await self._etcd.leave()
             raise down(_said(error)) from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            # The probe closes the connection, then raises. If another one has closed it, the watch is cancelled.
+            for ended in (await asyncio.wait({probing}, timeout=self._settings.timeout_s))[0]:
+                await ended
+            raise
         finally:
             stream.cancel()
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
 
     async def close(self) -> None:
         await self._etcd.leave()
 
-    async def _next(self, stream: "grpc.aio.StreamStreamCall[Message, etcd_pb2.WatchResponse]") -> object:
-        """Returns what the watch tells next. Raises RegistryDown when etcd gives no sign of life meanwhile."""
-        reading = asyncio.ensure_future(stream.read())
-        try:
-            while not (await asyncio.wait({reading}, timeout=self._settings.probe_s))[0]:
-                # A read that a majority has to agree to: a member that is cut off from the others does not answer it.
-                asked = etcd_pb2.RangeRequest(range_start=self._settings.prefix.encode(), limit=1)
-                await self._etcd.call("KV/Range", asked, etcd_pb2.RangeResponse)
-            return reading.result()
-        finally:
-            reading.cancel()
+    async def _probe(self) -> None:
+        """Asks etcd for a sign of life when the watch is silent. Without one, ends the connection with the watch and
+        raises RegistryDown.
+        """
+        while True:
+            silent_s = _now() - self._heard_at
+            if silent_s < self._settings.probe_s:
+                await asyncio.sleep(self._settings.probe_s - silent_s)
+                continue
+            # A read that a majority has to agree to: a member that is cut off from the others does not answer it.
+            asked = etcd_pb2.RangeRequest(range_start=self._settings.prefix.encode(), limit=1)
+            await self._etcd.call("KV/Range", asked, etcd_pb2.RangeResponse)
+            self._heard_at = _now()
 
     async def _opened(self) -> tuple[grpc.aio.Channel, list[tuple[str, str]]]:
         try:
@@ -281,6 +296,10 @@ def _ended(told: etcd_pb2.WatchResponse) -> str:
 def _end(prefix: bytes) -> bytes:
     """Returns the end of the range of all keys that begin with a prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _said(error: Exception) -> str:

@@ -20,7 +20,9 @@ CHECK_TIMEOUT_S = 2.0
 CHECKS_MAX = 64
 """Maximum number of health checks at a time."""
 LOOK_S = 0.1
-"""Time between two looks for checks that are due, in seconds."""
+"""Time between two looks for checks that are due, in seconds. A look's checks begin one by one within it."""
+APART_S = 0.001
+"""Shortest pause between two checks of a look, in seconds."""
 REASONS_MAX = 4
 """Maximum number of reasons that are logged for one outage."""
 AskHealth = Callable[[HealthCheck], Awaitable[bool]]
@@ -87,9 +89,14 @@ class DirectoryFollower:
 
     async def _check(self) -> None:
         while True:
-            for check in self.directory.checks_due(_now()):
+            began = _now()
+            due = self.directory.checks_due(began)
+            for place, check in enumerate(due):  # all at once would hold up the loop, and callers with it
+                early_s = began + LOOK_S * place / len(due) - _now()
+                if early_s > APART_S:
+                    await asyncio.sleep(early_s)
                 self._begin(asyncio.create_task(self._check_one(check)))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(began + LOOK_S - _now())
 
     async def _check_one(self, check: HealthCheck) -> None:
         async with self._places:

@@ -13,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from kvgrpc.client import Client, Fleet, Scheduler, connect
+from kvgrpc.client.caller import NOT_BEGUN_REPEATS
 from kvgrpc.client.tensors import MARGIN_S, Tensors
 from kvgrpc.errors import (
     DeadlineExceeded,
@@ -220,7 +221,33 @@ async def test_attempts_are_limited_and_the_error_names_the_key(server: FakeServ
     assert {request.idempotency_key for request in requests} == {raised.value.metadata["idempotency_key"]}
 
 
-NOT_RETRIED = sorted(set(grpc.StatusCode) - {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}, key=lambda c: c.name)
+async def test_a_call_that_an_ending_server_has_not_begun_is_repeated_with_its_key(
+    server: FakeServer, client: Client
+) -> None:
+    async def second_time(request: Any, context: Any) -> Any:
+        if len(server.seen) < 2:
+            await fail(context, grpc.StatusCode.CANCELLED)
+        return FreeBlocksResponse()
+
+    server.answers["FreeBlocks"] = second_time
+    await client.free([1])
+    first, second = server.requests("FreeBlocks")
+    assert first == second
+    server.answers["GetStatus"] = failing(grpc.StatusCode.CANCELLED)
+    with pytest.raises(Unavailable):
+        await client.status()
+    assert len(server.requests("GetStatus")) == 1 + NOT_BEGUN_REPEATS
+
+
+async def test_a_call_that_a_server_cancels_for_a_reason_is_not_repeated(server: FakeServer, client: Client) -> None:
+    server.answers["GetStatus"] = failing(grpc.StatusCode.CANCELLED, "CANCELLED")
+    with pytest.raises(KVGrpcError):
+        await client.status()
+    assert len(server.seen) == 1
+
+
+REPEATED = {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+NOT_RETRIED = sorted(set(grpc.StatusCode) - REPEATED, key=lambda c: c.name)
 
 
 @pytest.mark.parametrize("code", NOT_RETRIED, ids=lambda code: code.name)
@@ -301,6 +328,7 @@ async def test_cancelling_a_task_ends_its_call(server: FakeServer, client: Clien
         await task
     async with asyncio.timeout(10):
         await ended.wait()
+    assert len(server.seen) == 1, "a call that its caller cancels is not repeated"
 
 
 async def test_trace_context_is_sent_only_with_a_span(server: FakeServer, client: Client) -> None:

@@ -157,7 +157,7 @@ def test_of_two_engines_with_one_id_the_newest_that_answered_counts() -> None:
         return None if found is None else found.entry
 
     assert in_use() == other
-    of_one, of_other, _ = made.checks_due(0.0)
+    _, of_one, of_other = made.checks_due(0.0)  # by their keys
     made.answered(of_one, 0.0)
     assert in_use() == one
     made.answered(of_other, 0.0)
@@ -260,17 +260,19 @@ def test_a_load_is_a_number_from_zero() -> None:
     assert [one.load for one in made] == [0.5]
 
 
-def test_the_version_changes_with_each_change_that_a_reader_may_see() -> None:
-    made = directory()
-    seen = [made.version]
+def test_an_entry_is_touched_by_each_change_that_a_reader_may_see_and_by_no_other() -> None:
+    made = directory(ENTRY, entry("other"))
+    assert made.take_touched(0.0) == [KEY, key_of(entry("other"))]
     proved(made)
-    seen.append(made.version)
+    assert len(made.take_touched(0.0)) == 2
     proved(made, 5.0)
-    assert made.version == seen[-1], "nothing changed"
-    (check,) = made.checks_due(10.0)
+    assert made.take_touched(5.0) == []
+    (check,) = [check for check in made.checks_due(10.0) if check.key == KEY]
     made.failed(check, 10.0)
-    seen.append(made.version)
+    assert made.take_touched(10.0) == [KEY]
     made.changed(KEY, entry(draining=True).to_json(), 2)
-    seen.append(made.version)
+    assert made.take_touched(10.0) == [KEY]
     made.removed(KEY, 3)
-    assert len({*seen, made.version}) == 5
+    assert made.take_touched(10.0) == [KEY]
+    assert made.take_touched(20.0) == []
+    assert made.take_touched(20.1) == [key_of(entry("other"))], "its proof is too old"

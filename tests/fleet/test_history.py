@@ -1,9 +1,10 @@
 """The history of a directory: every reader that goes on where it was knows what is there."""
 
 import random
+from collections import Counter
 
 from kvgrpc.fleet.directory import Directory, DirectoryLimits, EngineState, LeadAnswer
-from kvgrpc.fleet.history import EngineHistory, EngineRow, counts
+from kvgrpc.fleet.history import EngineHistory, EngineRow, Shows
 from tests.fleet.entries import entry, key_of, listing, proved
 
 
@@ -60,7 +61,7 @@ def test_an_engine_that_says_that_it_takes_no_work_drains() -> None:
     directory.heard(check, LeadAnswer(takes_work=False), 0.0)
     directory.answered(check, 0.0)
     history.look(0.0)
-    assert counts(history.rows(everything)) == {EngineState.DRAINING: 1}
+    assert history.counts("") == {EngineState.DRAINING: 1}
 
 
 def test_several_changes_of_a_row_are_one_and_what_came_and_went_is_none() -> None:
@@ -134,3 +135,36 @@ def test_a_reader_that_goes_on_at_any_time_knows_what_is_there() -> None:
                     known |= {row.key: row for row in news.rows}
                 at = history.revision
                 assert known == {row.key: row for row in history.rows(shows)}, seed
+            for tenant in ("", "a", "b", "nobody"):
+                seen = [row for row in history.by_key().values() if not tenant or row.entry.tenant in ("", tenant)]
+                assert history.counts(tenant) == Counter(row.state for row in seen), seed
+
+
+def test_the_news_since_each_revision_are_the_differences_of_the_rows_then_and_now() -> None:
+    for seed in range(20):
+        rng, kept = random.Random(seed), 20
+        directory = Directory()
+        history = EngineHistory(directory, most=kept)
+        then: dict[int, dict[str, EngineRow]] = {0: {}}
+        for revision in range(60):
+            one = entry(rng.choice("abcdef"), tenant=rng.choice(["", "a", "b"]), draining=rng.random() < 0.3)
+            if rng.random() < 0.3:
+                directory.removed(key_of(one), revision)
+            else:
+                directory.changed(key_of(one), one.to_json(), revision)
+            history.look(0.0)
+            then[history.revision] = dict(history.by_key())
+            for at, before in then.items():
+                for shows in (everything, of_tenant_a):
+                    assert_news(history, at, before, shows, within=history.revision - at <= kept)
+
+
+def assert_news(history: EngineHistory, at: int, before: dict[str, EngineRow], shows: Shows, *, within: bool) -> None:
+    news = history.since(at, shows)
+    assert (news is not None) is within
+    if news is None:
+        return
+    old, new = ({key: row for key, row in rows.items() if shows(row)} for rows in (before, history.by_key()))
+    told = {row.key: row for row in news.rows}
+    assert old.keys() - new.keys() == set(news.gone)
+    assert {key: row for key, row in new.items() if old.get(key) != row}.items() <= told.items() <= new.items()

@@ -6,6 +6,7 @@ from hashlib import sha256
 
 from kvgrpc.fleet.directory import Directory
 from kvgrpc.fleet.entry import EngineEntry, EngineRole
+from kvgrpc.fleet.history import EngineHistory
 from kvgrpc.fleet.pairing import NoPair, PairPicker, PairRequest, PickedPair
 from kvgrpc.fleet.prefixes import HOLDERS_MAX, STEP_UNITS, PrefixIndex
 from tests.fleet.entries import entry, listing, proved
@@ -16,7 +17,7 @@ P, D = EngineRole.PREFILL, EngineRole.DECODE
 def picker(*entries: EngineEntry) -> tuple[PairPicker, Directory]:
     directory = Directory()
     directory.listed(listing(*entries))
-    return PairPicker(proved(directory)), directory
+    return PairPicker(EngineHistory(proved(directory))), directory
 
 
 def picked(by: PairPicker, now: float = 0.0, request: PairRequest | None = None) -> tuple[str, str]:
@@ -231,7 +232,7 @@ def test_a_pair_of_a_thousand_engines_is_chosen_much_sooner_than_a_listing_is_re
     began = time.process_time()
     directory.listed(listing(*entries))
     reading = time.process_time() - began
-    made = PairPicker(proved(directory))
+    made = PairPicker(EngineHistory(proved(directory)))
     prompt = chain(256)
     made.prefixes.add("e1", prompt)
     began = time.process_time()

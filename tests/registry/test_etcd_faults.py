@@ -240,7 +240,7 @@ async def test_a_token_that_ends_is_asked_for_anew_and_the_watch_goes_on(tmp_pat
                     await until_token_ended(member)
                     mine.update(entry("a", draining=draining))
                     await until(partial(drains, directory, draining))
-                    assert mine.published.is_set()
+                    await until(mine.published.is_set)
     finally:
         member.end()
 

@@ -59,7 +59,7 @@ class FleetReading:
         assert registry is not None  # checked by the reader
         self.directory = Directory(DirectoryLimits(check_every_s=float(fleet.check_every_s)))
         self.history = EngineHistory(self.directory)
-        self.picker = PairPicker(self.directory)
+        self.picker = PairPicker(self.history)
         self.offer_watches = OfferWatches(self.picker.offers, checks.channel_of) if fleet.watch_offers else None
         self.name = secrets.token_hex(8)
         """Name of these revisions: those of another server, or of an earlier reading, are others."""
@@ -67,6 +67,8 @@ class FleetReading:
         self.listed_at = 0.0
         self.changed = asyncio.Event()
         """Set at each change, and replaced by another one."""
+        self._told = 0
+        """Revision of the last change."""
         self._heard = asyncio.Event()
         """Set when the registry has told something since the last look."""
         self._follower = DirectoryFollower(
@@ -89,7 +91,8 @@ class FleetReading:
         if self.directory.complete and not self.listed.is_set():
             self.listed_at = now
             self.listed.set()
-        changed = self.history.look(now)
+        self.history.look(now)
+        changed, self._told = self.history.revision > self._told, self.history.revision  # a pick looks as well
         if self.offer_watches is not None and (self.offer_watches.idle(now) or changed):
             self.offer_watches.follow(self.history.by_key().values())
         if changed:

@@ -6,7 +6,6 @@ import grpc
 
 from kvgrpc.core.values.limits import PROTOCOL_MAX
 from kvgrpc.fleet.directory import EngineState
-from kvgrpc.fleet.history import counts
 from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.fleet.reader import FleetReader, PickOutcome
 from kvgrpc.service.metrics import families as of
@@ -27,7 +26,7 @@ class FleetMetrics:
         reading = self._reader.present
         if reading is not None:
             reading.look()
-            found = counts(reading.history.by_key().values())
+            found = reading.history.counts("")
             refused = reading.directory.refusals
             yield by(of.FLEET_ENTRIES, {state.value: found.get(state, 0) for state in EngineState})
             yield one(of.FLEET_SILENCE, reading.silence_s())

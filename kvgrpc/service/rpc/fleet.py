@@ -8,7 +8,7 @@ from typing import TypeVar
 from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS
 from kvgrpc.errors import invalid, note
 from kvgrpc.fleet.directory import EngineState
-from kvgrpc.fleet.history import EngineRow, Shows, counts
+from kvgrpc.fleet.history import EngineRow, Shows
 from kvgrpc.fleet.offered import tenant_part
 from kvgrpc.fleet.pairing import NoPair, PairRequest, PickedPair
 from kvgrpc.service.engine_watchers import BEAT_S
@@ -98,14 +98,12 @@ class FleetService(fleet_pb2_grpc.FleetServiceServicer):
         reading, found = await self._reader.pick_pair(wanted)
         self._reader.picks[PickOutcome.NONE if isinstance(found, NoPair) else PickOutcome.PAIR] += 1
         reading.look()
-        own, rows = CALLER.get().tenant, reading.history.by_key().values()
-        states = counts(row for row in rows if not own or row.entry.tenant in ("", own))
         reply = fleet_pb2.PickPairResponse(
             header=self._lead.header(),
             reason=note(found.reason),
             state_counts=[
                 fleet_pb2.EngineStateCount(state=_STATES[state], engine_count=count)
-                for state, count in sorted(states.items())
+                for state, count in sorted(reading.history.counts(CALLER.get().tenant).items())
             ],
         )
         if not isinstance(found, NoPair):

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvgrpc.fleet.directory import EngineState
+from kvgrpc.fleet.directory import EngineState, ListedEngine
 from kvgrpc.fleet.history import EngineRow
 from kvgrpc.fleet.offered import OfferedPrefixes
 from kvgrpc.fleet.pairing import PairRequest, PickedPair
@@ -152,7 +152,8 @@ async def steps_of(index: OfferedPrefixes) -> AsyncIterator[list[int]]:
 
 async def test_a_message_keeps_the_event_loop_for_a_bounded_number_of_rows_whatever_it_has() -> None:
     index = OfferedPrefixes()
-    row = EngineRow("p", 1, entry("p", incarnation=1), EngineState.HEALTHY, "")
+    of = entry("p", incarnation=1)
+    row = EngineRow("p", 1, of, EngineState.HEALTHY, "", ListedEngine("p", of, 1))
     told = offer_watches._Told(index.book("p"), row)
     digests = [b"".join((number * 1_000 + at).to_bytes(32, "big") for at in range(500)) for number in range(30)]
     header = common_pb2.ResponseHeader(engine_id="p", incarnation=1)
