@@ -91,6 +91,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "{{rpc_response_status_code}}": "sum by (rpc_response_status_code) "
             f"({_rate('rpc_server_call_duration_seconds_count', REFUSED)})",
         }),
+        Panel("Calls that wait", "short", "Calls in the call queue, and those that gRPC has not handed over.", {
+            "queue {{instance}}": f"kvgrpc_calls_waiting{AT}",
+            "gRPC {{instance}}": f"kvgrpc_calls_backlog{AT}",
+        }),
+        Panel("Overload", "ops", "Calls refused because more come than the server serves.", {
+            "{{instance}}": f"sum by (instance) ({_rate('kvgrpc_calls_refused_total')})",
+        }),
         Panel("Peers", "short", "Engines that each lead knows.", {"{{state}}": f"sum by (state) (kvgrpc_peers{AT})"}),
         Panel("Denied callers", "ops", "Calls refused because of identity, role or policy.", {
             "{{reason}}": f"sum by (reason) ({_rate('kvgrpc_denied_calls_total')})",

@@ -35,21 +35,25 @@ LATE_S = 10.0
 
 @dataclass
 class Seen:
-    """What the caller, and health, met within a phase. Times are in seconds."""
+    """What the caller, and health, met in what they began within a phase. Times are in seconds."""
 
     pulls: list[float] = field(default_factory=list)
     """Times of pulls of the Python client, whose calls share a stream."""
     unary: list[float] = field(default_factory=list)
     """Times of pulls by unary RPCs, as clients of other languages make them."""
-    slowest: Moved | None = None
     failed: Counter[str] = field(default_factory=Counter)
     health: list[float] = field(default_factory=list)
     sick: Counter[str] = field(default_factory=Counter)
     """Number of answers of health that were not SERVING."""
 
-
-def _seconds(moved: Moved | None) -> float:
-    return moved.seconds if moved is not None else 0.0
+    def __add__(self, other: "Seen") -> "Seen":
+        return Seen(
+            self.pulls + other.pulls,
+            self.unary + other.unary,
+            self.failed + other.failed,
+            self.health + other.health,
+            self.sick + other.sick,
+        )
 
 
 class Others:
@@ -99,9 +103,7 @@ class Others:
     async def _timed(self, pull: Pull, number: int, times: list[float], free: "asyncio.Queue[int]") -> None:
         block, failed = np.array([number], dtype=np.int64), self.seen.failed
         try:
-            moved = await pull(block, block)
-            times.append(moved.seconds)
-            self.seen.slowest = max(self.seen.slowest, moved, key=_seconds)
+            times.append((await pull(block, block)).seconds)
         except (KVGrpcError, grpc.RpcError) as error:
             failed[str(error)[:200]] += 1
         free.put_nowait(number)

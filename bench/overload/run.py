@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import math
 import statistics
 import sys
 import time
@@ -26,6 +27,8 @@ LATER_S = 5.0
 """Pause before the rate is measured again, in seconds. What a lead keeps of the flood, such as ended transfers, makes
 lists dearer: the rate before the flood is no measure."""
 LOOK_S = 0.05
+FIRST_S = 1.0
+"""Time from the beginning of a flood in which its first wave of streams holds up others, in seconds."""
 
 
 @dataclass
@@ -33,8 +36,15 @@ class Flooded:
     """A phase with a flood."""
 
     outcome: dict[str, Any]
-    seen: Seen
+    first: Seen
+    """What others began in the first `FIRST_S`."""
+    later: Seen
     resident: list[int]
+
+    @property
+    def seen(self) -> Seen:
+        """What others began in the whole flood."""
+        return self.first + self.later
 
 
 class OverloadRun:
@@ -60,11 +70,14 @@ class OverloadRun:
         self._others.phase()
         resident: list[int] = []
         made.begin()
+        first, first_until = Seen(), time.monotonic() + FIRST_S
         ended = asyncio.create_task(asyncio.to_thread(made.found))
         while not ended.done():
             resident.append(resident_bytes(lead.pid))
             await asyncio.wait([ended], timeout=LOOK_S)
-        return Flooded(ended.result(), self._others.phase(), resident)
+            if time.monotonic() >= first_until:
+                first, first_until = self._others.phase(), math.inf
+        return Flooded(ended.result(), first, self._others.phase(), resident)
 
     async def quiet(self, seconds: float) -> Seen:
         """Lets only the others call."""
@@ -104,8 +117,9 @@ async def run(options: argparse.Namespace, mode: str) -> dict[str, Any]:
 async def _round(
     options: argparse.Namespace, place: Site, here: OverloadRun, there: OverloadRun, rate: float
 ) -> dict[str, Any]:
-    quiet = await here.quiet(options.quiet_s)
-    control = await there.flood(place.unrelated, rate, options.control_s)
+    # A percentile is compared with one of as many samples.
+    quiet = await here.quiet(options.quiet_s or options.seconds)
+    control = await there.flood(place.unrelated, rate, options.control_s or options.seconds)
     await here.quiet(3.0)
     base = await here.rate(place.destination, 2.0)
     before = resident_bytes(place.destination.pid)
@@ -144,6 +158,8 @@ async def _round(
         "ratio_p99_control": _ratio(flooded.seen.pulls, control.seen.pulls),
         "ratio_unary_p99_quiet": _ratio(flooded.seen.unary, quiet.unary),
         "ratio_unary_p99_control": _ratio(flooded.seen.unary, control.seen.unary),
+        "ratio_after_first_s": _ratio(flooded.later.pulls, control.later.pulls),
+        "ratio_unary_after_first_s": _ratio(flooded.later.unary, control.later.unary),
         "rate_before_per_s": round(base["served"] / base["seconds"], 1),
         "rate_later_per_s": round(later["served"] / later["seconds"], 1),
         "full_speed_after_s": None if full is None else round(full + late, 2),

@@ -63,6 +63,8 @@ class CallQueue:
         self._bytes_of_all = 0
         self.busy = False
         """True while the server is busy: then a call must `enter`. Read-only outside."""
+        self.refused = 0
+        """Number of calls that were refused. Read-only outside."""
         self.backlogs: list[Backlog] = []
         self._look_at = 0.0
         self._awaited = 0
@@ -86,7 +88,7 @@ class CallQueue:
                 self._next(self._look)
         elif now >= self._look_at:
             self._look_at = now + LOOK_S
-            if self._backlog() > BACKLOG_MAX:
+            if self.backlog() > BACKLOG_MAX:
                 self.busy, self._listens_since = True, now
                 self._look()
 
@@ -104,7 +106,13 @@ class CallQueue:
         later = loop.call_later(delay_s, step, context=Context()) if delay_s else None
         self._step = later or loop.call_soon(step, context=Context())
 
-    def _backlog(self) -> int:
+    @property
+    def waiting(self) -> int:
+        """Number of calls in the queue."""
+        return len(self._queue)
+
+    def backlog(self) -> int:
+        """Returns the number of calls that gRPC has not handed over."""
         return sum(backlog.count() for backlog in self.backlogs)
 
     async def enter(self, caller: str, nbytes: int = 0, *, patient: bool = False) -> bool:
@@ -134,6 +142,7 @@ class CallQueue:
         return True
 
     def _refuse(self, what: str, limit: float) -> None:
+        self.refused += 1
         message = f"{what}: this server has more calls than it serves; come back later"
         metadata = {"limit": f"{limit:.0f}"}
         raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=WAIT_S, metadata=metadata)
@@ -153,7 +162,7 @@ class CallQueue:
             self._awaited = 0
             self._next(self._drain, DRAIN_S)
             return
-        self._awaited = self._backlog()
+        self._awaited = self.backlog()
         if self._awaited and now < self._listens_since + LISTEN_S:
             self._next(self._look_again, STALLED_S)
         elif self._queue:

@@ -3,7 +3,8 @@
 import pytest
 
 from bench.overload import frames
-from bench.overload.run import WINDOW_SLOTS, full_speed_s, percentile, summary
+from bench.overload.other import Seen
+from bench.overload.run import WINDOW_SLOTS, Flooded, full_speed_s, percentile, summary
 
 
 def taken(data: bytes) -> tuple[list[frames.Frame], bytearray]:
@@ -62,3 +63,10 @@ def test_figures_are_medians_over_rounds_that_have_them() -> None:
     assert found["median_p99_s"] == 2.0
     assert "median_refused" not in found
     assert found["rounds"] == rounds
+
+
+def test_what_others_met_in_a_flood_is_what_they_met_in_its_first_second_and_later() -> None:
+    first, later = Seen(unary=[0.4]), Seen(pulls=[0.1], health=[0.02])
+    flooded = Flooded({}, first, later, [])
+    first.unary.append(0.9)  # a pull that began in the first second, and ended later
+    assert flooded.seen == Seen(pulls=[0.1], unary=[0.4, 0.9], health=[0.02])

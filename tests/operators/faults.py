@@ -4,6 +4,7 @@ A fault is a generator. Its first step starts leads and yields (alert, lead at w
 the fault, or repeats it.
 """
 
+import asyncio
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import grpc
 
+from bench.overload.kinds import prepare
+from bench.overload.site import Generator
 from examples.certs import Authority
 from kvgrpc.client import connect_sync
 from kvgrpc.errors import KVGrpcError
@@ -34,6 +37,10 @@ Fault = Iterator[tuple[str, str]]
 TOKENS = prompt(32)
 LONG_S = 300.0
 PATIENT = LIMITS.replace("peer_grace_s = 0.6", "peer_grace_s = 120.0")
+FLOOD_S, FLOOD_RATE, FLOOD_CONNECTIONS = 15.0, 5_000.0, 16
+"""Length of a flood in seconds, its calls a second, and its connections: their streams are in use for more than the
+second after which a call may be refused.
+"""
 KEEPING_BLOCKS = 4_096
 KEEPING = f"""[limits]
 lease_ttl_s = {LONG_S}
@@ -250,6 +257,16 @@ def stalls(stage: Stage) -> Fault:
         yield "", ""
 
 
+def flooded(stage: Stage) -> Fault:
+    """A caller makes more calls than a lead serves, for some seconds."""
+    source, lead = stage.start_unwatched("flood-source"), stage.start("flooded")
+    yield "KvgrpcOverloaded", "flooded"
+    kinds = asyncio.run(prepare(source.address, lead.address, 1, None))
+    flood = Generator(lead.address, kinds, None, connections=FLOOD_CONNECTIONS, rate=FLOOD_RATE, seconds=FLOOD_S)
+    stage.stack.callback(flood.close)
+    flood.begin()
+
+
 def _secured(stage: Stage, name: str, ends: timedelta = timedelta(days=30)) -> tuple[Path, str]:
     """Starts a lead with TLS and roles. Returns the folder of its files, beside a stranger's, and its address."""
     folder, authority = stage.folder / f"{name}-files", Authority()
@@ -331,6 +348,6 @@ def no_pair(stage: Stage) -> Fault:
 
 FAULTS: tuple[Callable[[Stage], Fault], ...] = (
     killed, no_engine, other_content, stopped_peer, silent_source, unfetched, leaked, too_late, unproved, second_choice,
-    restarts, both_wait, kept, stalls, last_day, wrong_key, no_role, defect, unpublished, broken_registry, no_lead,
-    no_pair,
+    restarts, both_wait, kept, stalls, flooded, last_day, wrong_key, no_role, defect, unpublished, broken_registry,
+    no_lead, no_pair,
 )  # fmt: skip

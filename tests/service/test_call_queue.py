@@ -17,7 +17,7 @@ from kvgrpc.errors import Exhausted
 from kvgrpc.server import Server
 from kvgrpc.service import call_queue
 from kvgrpc.service.backlog import Backlog, with_backlog
-from kvgrpc.service.call_queue import BYTES_MAX, CallQueue
+from kvgrpc.service.call_queue import AT_ONCE, BYTES_MAX, CallQueue
 from kvgrpc.v1 import admin_pb2
 from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -154,6 +154,7 @@ async def test_a_call_goes_before_a_flood_that_came_before_it(server: Server, mo
         floods = [call(stub, "flood") for _ in range(CALLS) for stub in stubs[:2]]
         await asyncio.sleep(0)
         hold_until(lambda: backlog.count() + backlog.handed_over == before + 2 * CALLS)
+        assert server._lead.call_queue.backlog() == backlog.count()
         other = call(stubs[2], "other")
         await asyncio.sleep(0)
         hold_until(lambda: backlog.count() + backlog.handed_over == before + 2 * CALLS + 1)
@@ -167,9 +168,13 @@ async def test_a_caller_keeps_no_more_bytes_in_the_queue_than_it_leaves() -> Non
     queue.crowd()
     large = BYTES_MAX // 4
     entered = [asyncio.create_task(queue.enter("a", large)) for _ in range(8)]
+    await asyncio.sleep(0)
+    waiting = queue.waiting
     await asyncio.wait(entered)
     refusals = [task.exception() for task in entered if task.exception() is not None]
     assert refusals
     assert all(isinstance(one, Exhausted) and one.retry_delay_s for one in refusals)
+    assert queue.refused == len(refusals) == len(entered) - AT_ONCE - waiting
+    assert queue.waiting == 0
     assert not queue.busy
     await asyncio.wait_for(queue.enter("a", large), 30)

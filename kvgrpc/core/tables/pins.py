@@ -242,7 +242,8 @@ class PinTable:
         return int(np.count_nonzero(has))
 
     def __iter__(self) -> Iterator[Pin]:
-        return iter(sorted(self._pins.values(), key=lambda pin: pin.since))
+        """Iterates over all pins, oldest first."""
+        return iter(self._pins.values())
 
     def __len__(self) -> int:
         return len(self._pins)

@@ -44,6 +44,8 @@ class TransferTable:
     """Succeeded or cancelled transfers in the history, oldest first."""
     _failed: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
     """Failed transfers in the history, oldest first. Kept longest, because routers and operators ask about them."""
+    _order: dict[str, None] = field(default_factory=dict)
+    """Ids of all transfers, in order of creation."""
     _by_key: dict[bytes, dict[str, None]] = field(default_factory=dict)
     _past_by_key: dict[bytes, dict[str, None]] = field(default_factory=dict)
     """Transfers in the history, by key."""
@@ -76,6 +78,7 @@ class TransferTable:
         self.counts[transfer.state] += 1
         self.ledger.keep(RowKind.TRANSFER, id_, payer or transfer.owner, transfer.kept_bytes)
         self.current[id_] = transfer
+        self._order[id_] = None
         self._log.append(transfer)
         return transfer
 
@@ -180,6 +183,7 @@ class TransferTable:
             oldest = next(iter(self._past), transfer_id)
             _, gone = (self._past if oldest != transfer_id else self._failed).popitem(last=False)
             self.ledger.remember(RowKind.PAST_TRANSFER, -gone.kept_bytes)
+            del self._order[gone.id]
             ids = self._past_by_key[gone.key]
             del ids[gone.id]
             if not ids:
@@ -193,8 +197,9 @@ class TransferTable:
         self.seq = old.seq
         self.counts |= {end: old.counts.get(end, 0) for end in ENDED}
         changed = []
-        for transfer in sorted(old, key=lambda t: t.created):
+        for transfer in sorted(old.rows(), key=lambda t: t.created):
             self.current[transfer.id] = transfer
+            self._order[transfer.id] = None
             self.ledger.keep(RowKind.TRANSFER, transfer.id, transfer.owner, transfer.kept_bytes)
             self._by_key.setdefault(transfer.key, {})[transfer.id] = None
             ends: Changes = {}
@@ -224,7 +229,7 @@ class TransferTable:
     @property
     def quarantined(self) -> bool:
         """True when the memory of a transfer of this life is in quarantine."""
-        return any(t.memory is Disposition.QUARANTINED and t.id not in self._left for t in self)
+        return any(t.memory is Disposition.QUARANTINED and t.id not in self._left for t in self.rows())
 
     def changes_after(self, seq: int) -> list[Transfer] | None:
         """Returns changes after `seq`, oldest first, or None when some are no longer known."""
@@ -249,10 +254,13 @@ class TransferTable:
         """Number of transfers that are not in the history."""
         return len(self.current)
 
+    def rows(self) -> list[Transfer]:
+        """Returns live transfers and history, read from no index."""
+        return [*self.current.values(), *self._past.values(), *self._failed.values()]
+
     def __iter__(self) -> Iterator[Transfer]:
-        """Iterates over live transfers and history, newest first."""
-        known = [*self.current.values(), *self._past.values(), *self._failed.values()]
-        return iter(sorted(known, key=lambda t: t.created, reverse=True))
+        """Iterates over live transfers and history, newest first. A row is looked up only when it is asked for."""
+        return (transfer for id_ in reversed(self._order) if (transfer := self.find(id_)) is not None)
 
     def unfinished(self) -> list[Transfer]:
         """Returns the transfers that are not over, oldest first."""

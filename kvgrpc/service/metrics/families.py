@@ -99,6 +99,9 @@ STORE_WAITS = _gauge("kvgrpc_store_waits", "Calls that wait for a named tensor, 
 PEERS = _gauge("kvgrpc_peers", "Lives of other engines that this lead knows.", "state")
 PEER_PATHS = _gauge("kvgrpc_peer_paths", "Pairs of ranks of this engine and of others, by data path.", "data_path")
 DENIED = _counter("kvgrpc_denied_calls", "Calls that were refused because of their caller.", "reason")
+CALLS_WAITING = _gauge("kvgrpc_calls_waiting", "Calls that wait for their turn in the call queue.")
+CALLS_BACKLOG = _gauge("kvgrpc_calls_backlog", "Calls that gRPC has and has not handed over yet.")
+CALLS_REFUSED = _counter("kvgrpc_calls_refused", "Calls that were refused because more come than this server serves.")
 CALL_SECONDS = _histogram(
     "rpc_server_call_duration_seconds",
     "Time that a call took at this lead, whatever carried it.",

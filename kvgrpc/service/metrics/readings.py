@@ -13,6 +13,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.admission import admission
+from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.histogram import AGE_BOUNDS_S, Histogram
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.metrics import families as of
@@ -50,6 +51,13 @@ def one(family: Family, value: float | Histogram) -> Reading:
 def by(family: Family, values: Mapping[str, float]) -> Reading:
     """Returns the reading of a family with one label."""
     return family, [((label,), value) for label, value in values.items()]
+
+
+def queued(queue: CallQueue) -> Iterator[Reading]:
+    """Yields the readings of a server's call queue."""
+    yield one(of.CALLS_WAITING, queue.waiting)
+    yield one(of.CALLS_BACKLOG, queue.backlog())
+    yield one(of.CALLS_REFUSED, queue.refused)
 
 
 class Metrics:
@@ -128,6 +136,7 @@ class Metrics:
         yield by(of.PEER_PATHS, {name: count for name, count in paths.items() if name})
         denied = self._lead.gate.denied
         yield by(of.DENIED, {reason.value: denied[reason] for reason in DENIALS | denied.keys()})
+        yield from queued(self._lead.call_queue)
         yield of.CALL_SECONDS, ((("grpc", *labels), seconds) for labels, seconds in self._lead.calls.seconds.items())
 
     def _fleet(self) -> Iterator[Reading]:

@@ -45,8 +45,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead.runner.advance()
         state, now = lead.runner.node.state, lead.runner.time()
         open_to, why = admission(lead)
-        unfinished = (transfer for transfer in state.transfers.unfinished() if sees(transfer.tenant))
-        oldest = next(iter(sorted(unfinished, key=lambda t: t.created)), None)
+        oldest = next((transfer for transfer in state.transfers.unfinished() if sees(transfer.tenant)), None)
         claims = (pair for pair in lead.runner.node.weak_claims.waiting() if sees(pair[0].tenant))
         waiting = sorted(claims, key=lambda pair: pair[1].since)
         return admin_pb2.GetStatusResponse(
@@ -74,12 +73,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.runner.node.state
+        newest_first = reversed(state.peers.lives.values())
         found = page(
             lead,
             request,
-            [peer for peer in state.peers.lives.values() if sees(lead.engine_ids.tenant(peer.description.engine_id))],
+            (peer for peer in newest_first if sees(lead.engine_ids.tenant(peer.description.engine_id))),
             lambda peer: (state.life.began - peer.since, peer.key),
             lambda peer: peer_to_proto(peer, state.now, lead.runner.node.open_accesses(peer)),
+            ordered=True,
         )
         return admin_pb2.ListPeersResponse(header=found.header, peers=found.rows, next_page_token=found.next_page_token)
 
@@ -88,18 +89,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.runner.node.state
-        found_pins, held = list(state.pool.pins), list[allocations.Row]()
+        found_pins, held = iter(state.pool.pins), list[allocations.Row]()
         if request.HasField("block"):
             held = allocations.holding(state, request.block.group, request.block.block, "block.")
-            found_pins = state.pool.pins.of_block(request.block.group, request.block.block)
-        found_pins = [pin for pin in found_pins if sees(tenant_of_pin(state, pin))]
+            found_pins = iter(state.pool.pins.of_block(request.block.group, request.block.block))
         held = [row for row in held if sees(tenant_of(row[1].owner))]
         found = page(
             lead,
             request,
-            found_pins,
+            (pin for pin in found_pins if sees(tenant_of_pin(state, pin))),
             lambda pin: (pin.since - state.life.began, f"{pin.owner} {pin.kind.value}"),
             lambda pin: pins.message(lead.runner.node, pin, lead.runner.time()),
+            ordered=True,
         )
         return admin_pb2.ListPinsResponse(
             header=found.header,

@@ -89,7 +89,7 @@ class FleetServer:
         self._reader.begin()
         self._metrics = metrics.begin_at(
             self._config.metrics,
-            FleetMetrics(self._reader, self._host.calls, self._version),
+            FleetMetrics(self._reader, self._host.calls, self._host.call_queue, self._version),
             self._why_not_ready,
             self._tls,
         )

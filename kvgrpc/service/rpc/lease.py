@@ -63,6 +63,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             (lease for lease in state.send.leases if sees(lease.tenant) and (not wanted or lease.request_id == wanted)),
             lambda lease: (lease.granted - state.life.began, lease.id),
             lambda lease: answers.lease(lease, lead.runner.node.lease_times(lease), state.life.incarnation),
+            ordered=True,
         )
         return lease_pb2.ListLeasesResponse(
             header=found.header, leases=found.rows, next_page_token=found.next_page_token

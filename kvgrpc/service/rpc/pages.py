@@ -3,12 +3,15 @@
 A page begins after the last row of the page before, by the row's position in the list's order. The position never
 changes while the row exists, so rows that come or go between two pages neither hide nor repeat another row. Every page
 has the event_seq of the first: later changes may be on a page or not, and a watch from there tells them.
+
+A page of a table that is in the list's order looks at no row behind its own. Rows of earlier pages, and rows that the
+filter leaves out, are passed one by one: a call looks at each row of the table once at most.
 """
 
 import base64
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, takewhile
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -67,13 +70,15 @@ def page(
     rows: Iterable[_Row],
     position: Callable[[_Row], Position],
     make: Callable[[_Row], _Made],
+    *,
+    ordered: bool = False,
 ) -> Page[_Made]:
-    """Returns the rows that the request asks for, as messages. Raises InvalidRequest for a token that this list never
-    issued, and Aborted (INCARNATION_CHANGED) for a token of another life.
+    """Returns the rows that the request asks for, as messages. `ordered` says that the rows come in order of time.
+    Raises InvalidRequest for a token that this list never issued, and Aborted (INCARNATION_CHANGED) for a token of
+    another life.
     """
     header, of = lead.header(), type(request).__name__
-    ordered = sorted(rows, key=position)
-    start = 0
+    left = iter(rows)
     if request.page_token:
         token = _read(request.page_token)
         if token.of != of:
@@ -85,19 +90,29 @@ def page(
         if not 0 <= token.event_seq <= header.event_seq:
             raise _not_ours()
         header.event_seq = token.event_seq
-        start = bisect_right(ordered, (token.at, token.row), key=position)
-    end = start + min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        left = (row for row in left if position(row) > (token.at, token.row))
+    size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+    known = sorted(_first(left, size + 1, position) if ordered else left, key=position)
     found: list[_Made] = []
     nbytes = 0
-    for row in ordered[start:end]:
+    for row in known[:size]:
         found.append(make(row))
         nbytes += found[-1].ByteSize()
         if nbytes >= PAGE_BYTES_MAX:
             break
-    end = start + len(found)
-    if end >= len(ordered):
+    if len(found) == len(known):
         return Page(header, found, "")
-    return Page(header, found, _PageToken(of, header.incarnation, header.event_seq, *position(ordered[end - 1])).text())
+    last = position(known[len(found) - 1])
+    return Page(header, found, _PageToken(of, header.incarnation, header.event_seq, *last).text())
+
+
+def _first(rows: Iterator[_Row], count: int, position: Callable[[_Row], Position]) -> list[_Row]:
+    """Returns the first `count` rows, and those that follow at the time of the last."""
+    found = list(islice(rows, count))
+    if len(found) == count:
+        at, _ = position(found[-1])
+        found += takewhile(lambda row: position(row)[0] == at, rows)
+    return found
 
 
 def _read(text: str) -> _PageToken:

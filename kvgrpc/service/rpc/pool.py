@@ -69,6 +69,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             rows,
             lambda row: (row[1].since - state.life.began, row[0]),
             lambda row: allocations.message(lead, row),
+            ordered=True,
         )
         return pool_pb2.ListAllocationsResponse(
             header=found.header, allocations=found.rows, next_page_token=found.next_page_token

@@ -87,6 +87,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             filter(wanted, state.transfers),
             lambda transfer: (state.life.began - transfer.created, transfer.id),
             lambda transfer: answers.transfer(transfer, lead.runner.time()),
+            ordered=True,
         )
         return transfer_pb2.ListTransfersResponse(
             header=found.header, transfers=found.rows, next_page_token=found.next_page_token

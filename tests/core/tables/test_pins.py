@@ -115,9 +115,9 @@ def test_a_target_becomes_a_quarantine_without_being_free_in_between() -> None:
 
 def test_people_can_ask_who_pins_a_block_and_how_many_are_pinned() -> None:
     pins = table()
-    pins.add("younger", PinKind.LEASE, (ids(1, 2), ids()), 2.0)
-    pins.add("older", PinKind.LEASE, (ids(2, 3), ids()), 1.0)
     pins.add("t", PinKind.TARGET, (ids(5), ids(0)), 0.5)
+    pins.add("older", PinKind.LEASE, (ids(2, 3), ids()), 1.0)
+    pins.add("younger", PinKind.LEASE, (ids(1, 2), ids()), 2.0)
     assert [pin.owner for pin in pins.of_block(0, 2)] == ["older", "younger"]
     assert pins.of_block(0, 7) == []
     assert [pin.owner for pin in pins] == ["t", "older", "younger"]

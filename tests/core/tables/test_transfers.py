@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from hashlib import sha256
+from itertools import islice
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -21,6 +22,7 @@ from kvgrpc.core.tables.transfers import (
 )
 from kvgrpc.core.values.ids import mint_id
 from kvgrpc.errors import NextStep, NotFound
+from tests.core.counted import steps
 from tests.core.nodes import check_table, snapshot
 
 
@@ -72,6 +74,21 @@ def test_over_and_settled_are_two_answers() -> None:
     assert transfer.over
     assert not transfer.settled
     assert table.change(transfer.id, memory=Disposition.RETURNED).settled
+
+
+def test_the_newest_transfers_cost_their_number_not_the_history() -> None:
+    def first_ten(ended: int) -> int:
+        table = TransferTable(1, 4_096)
+        for number in range(ended):
+            made = make(table, float(number))
+            end(table, made, State.FAILED if number % 2 else State.SUCCEEDED)
+            assert table.archive(made.id)
+        found: list[Transfer] = []
+        taken = steps(lambda: found.extend(islice(table, 10)))
+        assert [transfer.created for transfer in found] == [float(ended - number) for number in range(1, 11)]
+        return taken
+
+    assert first_ten(4_096) == first_ten(16)
 
 
 def test_ids_contain_the_incarnation_and_numbers_grow_with_every_change() -> None:

@@ -20,9 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from kvgrpc.client import connect
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.config_security import TlsConfig
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.server import Server
 from kvgrpc.service.address_in_use import AddressInUse
+from kvgrpc.service.call_queue import BYTES_MAX
 from kvgrpc.service.metrics import endpoint
 from kvgrpc.service.metrics.endpoint import CONNECTIONS_MAX
 from kvgrpc.service.metrics.families import FAMILIES, MetricKind
@@ -174,6 +175,18 @@ async def test_renewals_on_a_stream_are_counted_one_by_one_while_it_stands() -> 
         method = {"rpc_system_name": "grpc", "rpc_method": "kvgrpc.v1.LeaseService/RenewLeases"}
         assert at(values, name, **method, rpc_response_status_code="OK") == 2
         stream.cancel()
+
+
+async def test_calls_that_a_busy_lead_refuses_are_counted_and_those_that_wait_are_shown() -> None:
+    async with serving("P") as server:
+        queue = server._lead.call_queue
+        queue.crowd()
+        calls = [queue.enter("a", BYTES_MAX // 4) for _ in range(9)]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        refused = sum(isinstance(end, Exhausted) for end in ends)
+        values = await scrape(server)
+    assert at(values, "kvgrpc_calls_refused_total") == refused > 0
+    assert (at(values, "kvgrpc_calls_waiting"), at(values, "kvgrpc_calls_backlog")) == (0, 0)
 
 
 async def test_values_of_traced_requests_carry_their_trace() -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,19 +40,26 @@ def made(row: Row) -> Pin:
     return Pin(owner=row[1], age=dur(row[0]))
 
 
-def listed(lead: Lead, rows: Any, size: int, token: str = "", make: Callable[[Row], Pin] = made) -> Page[Pin]:
+def listed(
+    lead: Lead, rows: Any, size: int, token: str = "", make: Callable[[Row], Pin] = made, *, ordered: bool = False
+) -> Page[Pin]:
     request = ListTransfersRequest(page_size=size, page_token=token)
-    return page(lead, request, rows, lambda row: row, make)
+    return page(lead, request, rows, lambda row: row, make, ordered=ordered)
 
 
-async def test_a_row_that_is_there_all_the_while_is_seen_once_whatever_comes_and_goes(lead: Lead) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_row_that_is_there_all_the_while_is_seen_once_whatever_comes_and_goes(
+    lead: Lead, ordered: bool
+) -> None:
     @given(st.lists(ROWS, min_size=1, max_size=30), ROWS, st.integers(1, 4))
     def check(moments: list[frozenset[Row]], lasting: frozenset[Row], size: int) -> None:
         seen: list[Row] = []
         token, moment = "", 0
         while token or not moment:
-            there = moments[min(moment, len(moments) - 1)] | lasting
-            found = listed(lead, there, size, token)
+            there: Any = moments[min(moment, len(moments) - 1)] | lasting
+            if ordered:  # by time alone
+                there = sorted(there, key=lambda row: row[0])
+            found = listed(lead, there, size, token, ordered=ordered)
             seen += [(seconds(pin.age), pin.owner) for pin in found.rows]
             token, moment = found.next_page_token, moment + 1
         assert sorted(set(seen)) == seen
@@ -69,6 +76,23 @@ async def test_every_page_has_the_event_number_of_the_first(lead: Lead) -> None:
     third = listed(lead, rows, 1, second.next_page_token)
     assert first.header == second.header == third.header
     assert listed(lead, rows, 1).header.event_seq == first.header.event_seq + 5
+
+
+async def test_a_page_of_a_table_in_order_looks_at_no_row_behind_its_own_and_those_of_the_same_time(lead: Lead) -> None:
+    rows = [(float(number // 3), f"{number % 3}") for number in range(999)]
+    looked: list[Row] = []
+
+    def looking() -> Iterator[Row]:
+        for row in rows:
+            looked.append(row)
+            yield row
+
+    first = listed(lead, looking(), 10, ordered=True)
+    assert [(seconds(pin.age), pin.owner) for pin in first.rows] == rows[:10]
+    assert looked == rows[:13]  # one more for the token, the others of its time, and the one that ends them
+    looked.clear()
+    listed(lead, looking(), 10, first.next_page_token, ordered=True)
+    assert len(looked) == 22
 
 
 async def test_a_page_of_long_rows_ends_before_it_is_too_long_a_message(lead: Lead) -> None:
