@@ -16,7 +16,7 @@ from kvgrpc.cli.completion import COMPLETE, completion
 from kvgrpc.cli.doctor import doctor
 from kvgrpc.cli.drain import drain
 from kvgrpc.cli.fleet import fleet
-from kvgrpc.cli.get import cancel, describe, get, release, why
+from kvgrpc.cli.get import cancel, describe, get, release, release_quarantine, why
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
 from kvgrpc.cli.top.command import top
@@ -65,7 +65,10 @@ def _add(command: Callable[..., None]) -> None:
     app.command(cls=_Command, help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
 
 
-for _command in (serve, fleet, status, top, drain, doctor, get, describe, why, trace, cancel, release, completion):
+for _command in (
+    serve, fleet, status, top, drain, doctor, get, describe, why, trace, cancel, release, release_quarantine,
+    completion,
+):  # fmt: skip
     _add(_command)
 
 

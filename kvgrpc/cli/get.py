@@ -1,4 +1,6 @@
-"""`kvgrpc get`, `describe`, `why`, `cancel` and `release`: what servers have, who holds a block, and how to end it."""
+"""`kvgrpc get`, `describe`, `why`, `cancel`, `release` and `release-quarantine`: what servers have, who holds a block,
+and how to end it.
+"""
 
 import asyncio
 import json
@@ -195,6 +197,46 @@ def release(
         return f"{lease} is released; {freed} blocks have no pin any more"
 
     typer.echo(_one(address, timeout_s, tls_dir, token_file, ask, "release"))
+
+
+def release_quarantine(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
+    address: Address,
+    force: Annotated[bool, typer.Option("--force", help="Without proof: you know that nothing writes them.")] = False,
+    message: Annotated[str, typer.Option(help="With --force: how you know it, for the server's log.")] = "",
+    transfer: Annotated[list[str] | None, typer.Option(help="With --force: only the blocks of this transfer.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --force: do not ask.")] = False,
+    timeout_s: Timeout = 60.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Get blocks out of quarantine: the server registers its memory anew, which proves them at rest.
+
+    Example: [bold]kvgrpc release-quarantine 10.0.0.1:50051[/bold]
+
+    Meanwhile the server takes no new work, and transfers that read or write fail. With --force nothing is proved, and
+    it asks before: bytes that still arrive would land in another request's blocks. Exit code 1 when blocks are left.
+    """
+    if force != bool(message):
+        raise typer.BadParameter("--force and --message go together")
+    if (transfer or yes) and not force:
+        raise typer.BadParameter("--transfer and --yes go with --force")
+
+    async def ask(server: "Client", *, validate_only: bool = False) -> Any:
+        return await server.release_quarantine(
+            force=force, message=message, transfer_ids=transfer or (), validate_only=validate_only, timeout_s=timeout_s
+        )
+
+    def call(asked: Callable[["Client"], Awaitable[Any]]) -> Any:
+        return _one(address, timeout_s, tls_dir, token_file, asked, "release-quarantine")
+
+    if force and not yes:
+        count = call(lambda server: ask(server, validate_only=True)).released_block_count
+        typer.confirm(f"Does nothing write the {count} blocks any more, so that requests may use them?", abort=True)
+    reply = call(ask)
+    typer.echo(f"{reply.released_block_count} blocks are released; {reply.left_block_count} are still in quarantine")
+    if reply.left_block_count:
+        typer.echo(f"kvgrpc get pins {address} names the proofs that are missing.", err=True)
+        raise typer.Exit(1)
 
 
 def _one(

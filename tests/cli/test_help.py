@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kvgrpc.cli.app import app
 
-COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback is not None]
+COMMANDS = [info.callback.__name__.replace("_", "-") for info in app.registered_commands if info.callback is not None]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
