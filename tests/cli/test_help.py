@@ -32,6 +32,20 @@ def test_a_flag_takes_no_value_and_is_negated_once(command: str) -> None:
     assert len(rows) == {"serve": 5, "fleet": 1}.get(command, 0)
 
 
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"serve", "fleet", "top", "completion"}))
+def test_what_a_command_says_can_be_had_as_json(command: str) -> None:
+    said = CliRunner(env={"COLUMNS": "160"}).invoke(app, [command, "--help"], prog_name="kvgrpc").stdout
+    assert re.search(r"--json|--output .*json", said)
+
+
+@pytest.mark.parametrize("program", [["bench", "pull"], ["sim"], ["examples.demo"]])
+def test_a_flag_of_the_other_programs_takes_no_value_either(program: list[str]) -> None:
+    command = [sys.executable, "-m", *program, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "160"})
+    assert "Usage" in done.stdout
+    assert "bool" not in done.stdout.lower()
+
+
 def test_paragraphs_of_help_are_as_wide_as_the_terminal() -> None:
     said = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["doctor", "--help"], prog_name="kvgrpc").stdout
     assert "in the way of moving KV" in said
