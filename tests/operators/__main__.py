@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.operators import alerts, manifests, panels, traces
 from tests.operators.accounting import accounted
-from tests.operators.programs import Missing, Programs, found_in
+from tests.operators.programs import TOOLS, Missing, Programs, found_in
 
 ACCOUNTED_MIN = 0.95
 """Minimum share of a call's time that spans account for."""
@@ -81,7 +81,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run; default all")
-    parser.add_argument("--tools", type=Path, default=Path(".tools/operators"), help="folder of the programs")
+    parser.add_argument("--tools", type=Path, default=TOOLS, help="folder of the programs")
     parser.add_argument("--jaeger", type=Path, help="a Jaeger of yours")
     parser.add_argument("--apiserver", type=Path, help="a kube-apiserver of yours")
     return parser.parse_args(arguments)

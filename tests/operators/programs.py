@@ -1,5 +1,6 @@
 """The programs that operators run, as processes: where they are, and how one is started on loopback and ended."""
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -7,6 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+TOOLS = Path(os.environ.get("OPERATOR_TOOLS") or ".tools/operators")
+"""Folder of the programs, which `make operators-check` fills."""
+APISERVER_VERSION = "v1.36.3"
+APISERVER = Path(os.environ.get("APISERVER") or TOOLS / f"kube-apiserver@{APISERVER_VERSION}")
+"""Path of the kube-apiserver, which `make apiserver` builds."""
 END_S = 20.0
 
 
@@ -36,7 +42,7 @@ class Programs:
         return path
 
 
-def found_in(tools: Path, jaeger: Path | None = None, apiserver: Path | None = None) -> Programs:
+def found_in(tools: Path = TOOLS, jaeger: Path | None = None, apiserver: Path | None = None) -> Programs:
     """Returns the programs of a folder, which `make operators-check` fills. Two may be elsewhere."""
     return Programs(
         tools / "usr/bin/prometheus",
@@ -45,7 +51,7 @@ def found_in(tools: Path, jaeger: Path | None = None, apiserver: Path | None = N
         tools / "helm",
         tools / "kubernetes/bin/python",
         tools / "crds",
-        apiserver or tools / "apiserver",
+        apiserver or tools / f"kube-apiserver@{APISERVER_VERSION}",
     )
 
 

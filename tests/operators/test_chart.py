@@ -31,7 +31,7 @@ def example_of_roles() -> str:
 
 @pytest.fixture
 def programs() -> Programs:
-    found = found_in(Path(os.environ.get("OPERATOR_TOOLS") or ".tools/operators"))
+    found = found_in()
     try:
         for name in ("helm", "kubernetes", "crds"):
             found.need(name)

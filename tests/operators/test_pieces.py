@@ -10,7 +10,7 @@ from tests.operators import manifests, panels
 from tests.operators.accounting import CALL, TOLD, accounted, gaps
 from tests.operators.faults import FAULTS
 from tests.operators.jaeger import Span
-from tests.operators.programs import Missing, Programs
+from tests.operators.programs import APISERVER_VERSION, Missing, Programs, found_in
 from tests.operators.rules import FILE, THRESHOLDS, names, shortened
 from tests.operators.traces import TracesFound
 
@@ -105,6 +105,14 @@ def test_a_span_whose_parent_is_missing_is_an_orphan() -> None:
 def test_a_program_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="jaeger is not at"):
         Programs(tmp_path, tmp_path, tmp_path / "jaeger", *[tmp_path] * 4).need("jaeger")
+
+
+def test_programs_are_looked_for_where_the_makefile_puts_them() -> None:
+    makefile = Path("Makefile").read_text()
+    assert "OPERATOR_TOOLS := .tools/operators\n" in makefile
+    assert f"APISERVER_VERSION := {APISERVER_VERSION}\n" in makefile
+    assert "$(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION)" in makefile
+    assert found_in(Path("tools")).apiserver == Path(f"tools/kube-apiserver@{APISERVER_VERSION}")
 
 
 def test_settings_of_a_container_that_no_lead_takes_are_named() -> None:
