@@ -1,4 +1,5 @@
-"""Prometheus, promtool and Jaeger, for real, beside leads that work and leads that fail; and the chart, by Helm.
+"""Prometheus, promtool and Jaeger, for real, beside leads that work and leads that fail; the chart, by Helm; and
+the files of deploy, by hadolint and systemd.
 
     make operators-check                          # all parts; takes two minutes
     make operators-check ARGS=--json              # one JSON object on stdout; progress goes to stderr
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.operators import alerts, manifests, panels, traces
+from tests.operators import alerts, deploy_files, manifests, panels, traces
 from tests.operators.accounting import accounted
 from tests.operators.programs import TOOLS, Missing, Programs, found_in
 
@@ -69,8 +70,15 @@ def manifests_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], li
     return shown | {"manifests_without_schema": sum(not row.known for row in found.rows)}, found.wrong
 
 
+def deploy_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns how exposed the unit of systemd is, and what is wrong with the files that start a lead elsewhere."""
+    exposure, wrong = deploy_files.check(programs, folder)
+    return {"unit_exposure": exposure}, wrong
+
+
 PARTS: dict[str, Callable[[Programs, Path], tuple[dict[str, Any], list[str]]]] = {
     "panels": panels_part, "rules": rules_part, "traces": traces_part, "manifests": manifests_part,
+    "deploy": deploy_part,
 }  # fmt: skip
 
 

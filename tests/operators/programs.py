@@ -1,6 +1,7 @@
 """The programs that operators run, as processes: where they are, and how one is started on loopback and ended."""
 
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,9 @@ class Programs:
     crds: Path
     """Folder of the definitions of custom resources."""
     apiserver: Path
+    hadolint: Path
+    systemd_analyze: Path
+    """That of the system: its libraries are those of the system, too."""
 
     def need(self, name: str) -> Path:
         """Returns the path of a program. Raises Missing."""
@@ -52,6 +56,8 @@ def found_in(tools: Path = TOOLS, jaeger: Path | None = None, apiserver: Path | 
         tools / "kubernetes/bin/python",
         tools / "crds",
         apiserver or tools / f"kube-apiserver@{APISERVER_VERSION}",
+        tools / "hadolint",
+        Path(shutil.which("systemd-analyze") or "/usr/bin/systemd-analyze"),
     )
 
 
