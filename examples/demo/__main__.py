@@ -6,9 +6,10 @@ import sys
 import typer
 
 from examples.demo.command import demo
+from kvgrpc.cli.plain_flags import PlainCommand
 
 app = typer.Typer(name="demo", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-app.command()(demo)
+app.command(cls=PlainCommand)(demo)
 
 
 def main() -> None:

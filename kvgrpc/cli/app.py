@@ -5,46 +5,25 @@ import os
 import platform
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any
 
 import typer
 from typer._completion_classes import completion_init
-from typer.core import TyperCommand, TyperGroup
 
 from kvgrpc import __version__
 from kvgrpc.cli.completion import COMPLETE, completion
 from kvgrpc.cli.doctor import doctor
 from kvgrpc.cli.drain import drain
 from kvgrpc.cli.fleet import fleet
-from kvgrpc.cli.get import cancel, describe, get, release, why
+from kvgrpc.cli.get import cancel, describe, get, release, release_quarantine, why
+from kvgrpc.cli.plain_flags import PlainCommand, PlainGroup
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
 from kvgrpc.cli.top.command import top
 from kvgrpc.cli.trace import trace
 
-
-class _PlainFlags:
-    """Help of a command in which a flag has no type: it takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of the class beside this one
-        for one in found:
-            if getattr(one, "is_flag", False) and one.metavar is None:
-                one.metavar = ""
-        return found
-
-
-class _Command(_PlainFlags, TyperCommand):
-    pass
-
-
-class _Group(_PlainFlags, TyperGroup):
-    pass
-
-
 app = typer.Typer(
     name="kvgrpc",
-    cls=_Group,
+    cls=PlainGroup,
     help="Moves KV-cache blocks between LLM engines, as a gRPC microservice.",
     epilog="Start with: kvgrpc serve, then in another terminal: kvgrpc status.",
     no_args_is_help=True,
@@ -62,10 +41,13 @@ def _add(command: Callable[..., None]) -> None:
     """
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     summary, example, *rest = (paragraph.replace("\n", " ") for paragraph in paragraphs)
-    app.command(cls=_Command, help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
+    app.command(cls=PlainCommand, help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
 
 
-for _command in (serve, fleet, status, top, drain, doctor, get, describe, why, trace, cancel, release, completion):
+for _command in (
+    serve, fleet, status, top, drain, doctor, get, describe, why, trace, cancel, release, release_quarantine,
+    completion,
+):  # fmt: skip
     _add(_command)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_addresses, credentials
-from kvgrpc.cli.terminal import readable
+from kvgrpc.cli.terminal import coloured, readable
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _say(one: "Finding", *, as_json: bool) -> None:
         row = {"grade": one.grade.value, "subject": one.subject, "says": one.says, "remedy": one.remedy}
         typer.echo(json.dumps(row))
         return
-    grade = typer.style(f"{one.grade.value:8}", fg=_COLOURS[one.grade.value])
+    grade = coloured(f"{one.grade.value:8}", _COLOURS[one.grade.value])
     typer.echo(f"{grade} {readable(f'{one.subject}: {one.says}')}")
     if one.remedy and one.grade.value != "ok":
         typer.echo(f"         {readable(one.remedy)}")

@@ -1,4 +1,6 @@
-"""`kvgrpc get`, `describe`, `why`, `cancel` and `release`: what servers have, who holds a block, and how to end it."""
+"""`kvgrpc get`, `describe`, `why`, `cancel`, `release` and `release-quarantine`: what servers have, who holds a block,
+and how to end it.
+"""
 
 import asyncio
 import json
@@ -29,6 +31,7 @@ class Kind(Enum):
     PEERS = "peers"
     PINS = "pins"
     ALLOCATIONS = "allocations"
+    BLOCKS = "blocks"
     TENSORS = "tensors"
     AUDIT = "audit"
     FLEET = "fleet"
@@ -42,14 +45,27 @@ class Output(Enum):
     NAME = "name"
 
 
+class Form(Enum):
+    """The forms of the output about one thing."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 class Single(Enum):
     """The kinds of things that can be described alone."""
 
+    ENGINE = "engine"
     TRANSFER = "transfer"
     LEASE = "lease"
     PEER = "peer"
+    PIN = "pin"
+    ALLOCATION = "allocation"
+    TENSOR = "tensor"
 
 
+FormOption = Annotated[Form, typer.Option("-o", "--output", help="Form of the output.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 Addresses = Annotated[
     list[str], typer.Argument(help="Servers, host:port each.", callback=checked_addresses, show_default=True)
 ]
@@ -59,6 +75,7 @@ def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     addresses: Addresses = ["127.0.0.1:50051"],  # noqa: B006 - typer copies it
     output: Annotated[Output, typer.Option("-o", "--output", help="Form of the output.")] = Output.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json: one JSON object a line.")] = False,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on, and show what is new or changed.")] = False,
     timeout_s: Timeout = 5.0,
     tls_dir: TlsDir = "",
@@ -72,6 +89,7 @@ def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     """
     from kvgrpc.cli import listings
 
+    output = Output.JSON if as_json else output
     shown, unreached = credentials(tls_dir, token_file), False
     known, told = set[str](), dict[str, str]()
     head = True
@@ -104,41 +122,34 @@ def _print(kind: Kind, output: Output, rows: list[Any], *, head: bool) -> None:
         typer.echo(row.name if output is Output.NAME else json.dumps(row.message))
 
 
-def describe(
+def describe(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     kind: Annotated[Single, typer.Argument(help="What to describe.")],
-    name: Annotated[str, typer.Argument(help="Its id.")],
+    name: Annotated[str, typer.Argument(help="Its id, as get lists it.")],
     address: Address = "127.0.0.1:50051",
+    output: FormOption = Form.TABLE,
     timeout_s: Timeout = 5.0,
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Show all that a server knows of one transfer or lease, or the data path to one peer, by its engine id.
+    """Show all that a server knows of one thing: of a peer the data paths, of the engine itself also its limits.
 
     Example: [bold]kvgrpc describe lease ID 10.0.0.1:50051[/bold]
     """
     from kvgrpc.cli import listings
 
-    async def ask(server: "Client") -> Any:
-        if kind is Single.LEASE:
-            return (await server.get_lease(name)).lease
-        if kind is Single.PEER:
-            return await listings.peer_named(server, name)
-        return (await server.get_transfer(name)).transfer
-
-    found = _one(address, timeout_s, tls_dir, token_file, ask, "describe")
-    if kind is Single.PEER:
-        lines = listings.ways(found)
-    elif kind is Single.TRANSFER:
-        lines = listings.transfer_described(found)
-    else:
-        lines = listings.described(found)
-    typer.echo("\n".join(lines))
+    found = _one(
+        address, timeout_s, tls_dir, token_file, lambda server: listings.named(server, kind.value, name), "describe"
+    )
+    for message in found:
+        lines = listings.described(message) if output is Form.TABLE else [json.dumps(listings.as_json(message))]
+        typer.echo("\n".join(lines))
 
 
-def why(
+def why(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     block: Annotated[int, typer.Argument(min=0, help="Id of the block.")],
     address: Address = "127.0.0.1:50051",
     group: Annotated[int, typer.Option(min=0, help="Index of the block's group.")] = 0,
+    output: FormOption = Form.TABLE,
     timeout_s: Timeout = 5.0,
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
@@ -149,15 +160,15 @@ def why(
     """
     from kvgrpc.cli import listings
 
-    async def ask(server: "Client") -> list[str]:
-        return listings.holders(await server.pins(group=group, block=block), group, block)
-
-    typer.echo("\n".join(_one(address, timeout_s, tls_dir, token_file, ask, "why")))
+    found = _one(address, timeout_s, tls_dir, token_file, lambda server: server.pins(group=group, block=block), "why")
+    lines = listings.holders(found, group, block) if output is Form.TABLE else [json.dumps(listings.as_json(found))]
+    typer.echo("\n".join(lines))
 
 
 def cancel(
     transfer: Annotated[str, typer.Argument(help="Id of the transfer.")],
     address: Address = "127.0.0.1:50051",
+    as_json: Json = False,
     timeout_s: Timeout = 5.0,
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
@@ -166,20 +177,21 @@ def cancel(
 
     Example: [bold]kvgrpc cancel ID 10.0.0.1:50051[/bold]
     """
+    from kvgrpc.client import name_of
+    from kvgrpc.v1.transfer_pb2 import TransferState
 
-    async def ask(server: "Client") -> str:
-        from kvgrpc.client import name_of
-        from kvgrpc.v1.transfer_pb2 import TransferState
-
-        reply = await server.cancel(transfer, message="kvgrpc cancel")
-        return "\n".join(f"{row.transfer_id} is {name_of(TransferState, row.state)}" for row in reply.transfers)
-
-    typer.echo(_one(address, timeout_s, tls_dir, token_file, ask, "cancel"))
+    reply = _one(
+        address, timeout_s, tls_dir, token_file,
+        lambda server: server.cancel(transfer, message="kvgrpc cancel"), "cancel",
+    )  # fmt: skip
+    rows = (f"{row.transfer_id} is {name_of(TransferState, row.state)}" for row in reply.transfers)
+    _say(reply, "\n".join(rows), as_json=as_json)
 
 
 def release(
     lease: Annotated[str, typer.Argument(help="Id of the lease.")],
     address: Address = "127.0.0.1:50051",
+    as_json: Json = False,
     timeout_s: Timeout = 5.0,
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
@@ -188,13 +200,59 @@ def release(
 
     Example: [bold]kvgrpc release ID 10.0.0.1:50051[/bold]
     """
+    reply = _one(address, timeout_s, tls_dir, token_file, lambda server: server.release_lease(lease), "release")
+    freed = sum(sum(row.runs.counts) for row in reply.freed_blocks.groups)
+    _say(reply, f"{lease} is released; {freed} blocks have no pin any more", as_json=as_json)
 
-    async def ask(server: "Client") -> str:
-        reply = await server.release_lease(lease)
-        freed = sum(sum(row.runs.counts) for row in reply.freed_blocks.groups)
-        return f"{lease} is released; {freed} blocks have no pin any more"
 
-    typer.echo(_one(address, timeout_s, tls_dir, token_file, ask, "release"))
+def release_quarantine(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
+    address: Address,
+    force: Annotated[bool, typer.Option("--force", help="Without proof: you know that nothing writes them.")] = False,
+    message: Annotated[str, typer.Option(help="With --force: how you know it, for the server's log.")] = "",
+    transfer: Annotated[list[str] | None, typer.Option(help="With --force: only the blocks of this transfer.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --force: do not ask.")] = False,
+    as_json: Json = False,
+    timeout_s: Timeout = 60.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Get blocks out of quarantine: the server registers its memory anew, which proves them at rest.
+
+    Example: [bold]kvgrpc release-quarantine 10.0.0.1:50051[/bold]
+
+    Meanwhile the server takes no new work, and transfers that read or write fail. With --force nothing is proved, and
+    it asks before: bytes that still arrive would land in another request's blocks. Exit code 1 when blocks are left.
+    """
+    if force != bool(message):
+        raise typer.BadParameter("--force and --message go together")
+    if (transfer or yes) and not force:
+        raise typer.BadParameter("--transfer and --yes go with --force")
+
+    async def ask(server: "Client", *, validate_only: bool = False) -> Any:
+        return await server.release_quarantine(
+            force=force, message=message, transfer_ids=transfer or (), validate_only=validate_only, timeout_s=timeout_s
+        )
+
+    def call(asked: Callable[["Client"], Awaitable[Any]]) -> Any:
+        return _one(address, timeout_s, tls_dir, token_file, asked, "release-quarantine")
+
+    if force and not yes:
+        count = call(lambda server: ask(server, validate_only=True)).released_block_count
+        sure = f"Does nothing write the {count} blocks any more, so that requests may use them?"
+        if count:
+            typer.confirm(sure, abort=True, err=True)
+    reply = call(ask)
+    said = f"{reply.released_block_count} blocks are released; {reply.left_block_count} are still in quarantine"
+    _say(reply, said, as_json=as_json)
+    if reply.left_block_count:
+        typer.echo(f"kvgrpc get pins {address} names the proofs that are missing.", err=True)
+        raise typer.Exit(1)
+
+
+def _say(reply: Any, text: str, *, as_json: bool) -> None:
+    from kvgrpc.cli import listings
+
+    typer.echo(json.dumps(listings.as_json(reply)) if as_json else text)
 
 
 def _one(

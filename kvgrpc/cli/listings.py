@@ -1,7 +1,7 @@
 """Rows of `kvgrpc get`, and the texts of `describe` and `why`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from kvgrpc.cli.terminal import readable
 from kvgrpc.client import Client, name_of
 from kvgrpc.errors import InvalidRequest, Reason
-from kvgrpc.v1 import admin_pb2, common_pb2, fleet_pb2, handshake_pb2, tensor_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, fleet_pb2, handshake_pb2, pool_pb2, tensor_pb2, transfer_pb2
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,19 @@ class Listing:
     columns: tuple[str, ...]
     name: Callable[[Any], str]
     cells: Callable[[Any], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """Blocks of one group that follow each other, with one of their holders: an allocation, or the owner of a pin."""
+
+    group: int
+    first_block: int
+    block_count: int
+    kind: str
+    holder: str
+    request_id: str
+    age: str
 
 
 def _s(value: Any) -> str:
@@ -63,6 +76,24 @@ async def _pins(server: Client) -> Sequence[Message]:
 
 async def _allocations(server: Client) -> Sequence[Message]:
     return (await server.allocations()).allocations
+
+
+async def _blocks(server: Client) -> Sequence[HeldRun]:
+    return held_runs((await server.allocations()).allocations, (await server.pins()).pins)
+
+
+def held_runs(allocations: Sequence[pool_pb2.Allocation], pins: Sequence[admin_pb2.Pin]) -> list[HeldRun]:
+    """Returns the runs in the order of the blocks. A block has one for each of its holders."""
+    held: list[tuple[pool_pb2.Allocation | admin_pb2.Pin, str, str]]
+    held = [(row, "allocation", row.allocation_id) for row in allocations]
+    held += [(row, name_of(admin_pb2.PinKind, row.kind), row.owner) for row in pins]
+    runs = (
+        HeldRun(ids.group, first, count, kind, holder, row.request_id, _s(row.age))
+        for row, kind, holder in held
+        for ids in row.blocks.groups
+        for first, count in zip(ids.runs.starts, ids.runs.counts, strict=False)
+    )
+    return sorted(runs, key=lambda run: (run.group, run.first_block, run.kind, run.holder))
 
 
 async def _tensors(server: Client) -> Sequence[Message]:
@@ -158,6 +189,10 @@ LISTINGS = {
         _allocations, ("ALLOCATION", "REQUEST", "LABEL", "OWNER", "BLOCKS", "AGE"), lambda row: str(row.allocation_id),
         lambda row: (row.request_id, row.label, row.owner, _count(row.blocks), _s(row.age)),
     ),
+    "blocks": Listing(
+        _blocks, ("FIRST", "GROUP", "COUNT", "KIND", "HOLDER", "REQUEST", "AGE"), lambda row: str(row.first_block),
+        lambda row: (str(row.group), str(row.block_count), row.kind, row.holder, row.request_id, row.age),
+    ),
     "tensors": Listing(
         _tensors, ("TENSOR", "PAIR", "STATE", "PAGES", "DONE", "FROM", "AGE"),
         lambda row: f"{row.name}/{row.part}", _tensor,
@@ -182,8 +217,10 @@ async def rows_of(server: Client, kind: str) -> list[Row]:
     return rows
 
 
-def as_json(message: Message) -> dict[str, Any]:
+def as_json(message: Message | HeldRun) -> dict[str, Any]:
     """Returns a message with the schema's names and all of its fields."""
+    if isinstance(message, HeldRun):
+        return asdict(message)
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
@@ -197,16 +234,25 @@ def table(kind: str, rows: list[Row], *, head: bool) -> list[str]:
 
 
 def described(message: Message) -> list[str]:
-    """Returns a message as indented lines, without fields that are not set."""
+    """Returns a message as indented lines, without fields that are not set. Data paths come first."""
+    if isinstance(message, handshake_pb2.Peer):
+        return ways(message)
+    if isinstance(message, transfer_pb2.Transfer):
+        return transfer_described(message)
     return list(_lines(MessageToDict(message, preserving_proto_field_name=True), ""))
 
 
-async def peer_named(server: Client, engine_id: str) -> handshake_pb2.Peer:
-    """Returns the peer with that engine id. Raises InvalidRequest if there is none, and the errors of the call."""
-    for peer in (await server.peers()).peers:
-        if peer.engine_id == engine_id:
-            return peer
-    raise InvalidRequest(Reason.INVALID_FIELD, f"there is no peer {engine_id}: kvgrpc get peers lists them")
+async def named(server: Client, kind: str, name: str) -> list[Message]:
+    """Returns what a server says of one thing. Raises InvalidRequest if there is none, and the errors of the calls."""
+    match kind:
+        case "lease":
+            return [(await server.get_lease(name)).lease]
+        case "transfer":
+            return [(await server.get_transfer(name)).transfer]
+    listing = LISTINGS[f"{kind}s"]
+    if found := [message for message in await listing.ask(server) if listing.name(message) == name]:
+        return [*found, await server.capabilities()] if kind == "engine" else found
+    raise InvalidRequest(Reason.INVALID_FIELD, f"there is no {kind} {name}: kvgrpc get {kind}s lists them")
 
 
 def ways(peer: handshake_pb2.Peer) -> list[str]:
@@ -224,7 +270,7 @@ def transfer_described(row: transfer_pb2.Transfer) -> list[str]:
     for path in rest.paths:
         path.ClearField("why")
         path.ClearField("rejected_paths")
-    return [*lines, *described(rest)]
+    return [*lines, *_lines(MessageToDict(rest, preserving_proto_field_name=True), "")]
 
 
 def _way(path: handshake_pb2.RankPath | transfer_pb2.TransferPath, engine_id: str, about: str) -> str:

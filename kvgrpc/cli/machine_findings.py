@@ -45,6 +45,9 @@ class Finding:
     says: str
     remedy: str = ""
 
+    def __post_init__(self) -> None:
+        assert self.remedy or self.grade is Grade.OK
+
 
 def of_this_machine(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yields the findings, subject by subject."""
@@ -69,16 +72,22 @@ def packages() -> Iterator[Finding]:
 
 
 def nixl(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Says whether NIXL loads, and what its transports find."""
+    """Says whether NIXL loads, which back end of it would be used, and what its transports find."""
     from kvgrpc.datapath.base import DataPathUnavailable
-    from kvgrpc.datapath.nixl.load import nixl as load
+    from kvgrpc.datapath.nixl.load import BACKEND, backends
 
     try:
-        load()
+        found = backends()
     except DataPathUnavailable as error:
         yield Finding(Grade.WARNING, "nixl", str(error), "shm, cma and collective work without it")
         return
-    yield Finding(Grade.OK, "nixl", "NIXL loads")
+    if BACKEND in found:
+        yield Finding(Grade.OK, "nixl", f"NIXL finds {', '.join(found)}, of which {BACKEND} is used")
+    else:
+        yield Finding(
+            Grade.WARNING, "nixl", f"NIXL finds {', '.join(found) or 'no back end'}, and {BACKEND} would be used",
+            "install kvgrpc's extra 'nixl' again; NIXL_PLUGIN_DIR names a folder with other back ends",
+        )  # fmt: skip
     devices = sorted(path.name for path in _RDMA.iterdir()) if _RDMA.is_dir() else []
     if devices:
         yield Finding(Grade.OK, "nixl", f"RDMA devices: {', '.join(devices)}")
@@ -89,7 +98,7 @@ def nixl(environment: Mapping[str, str]) -> Iterator[Finding]:
         )  # fmt: skip
     for name in ("UCX_TLS", "UCX_NET_DEVICES"):
         if value := environment.get(name):
-            yield Finding(Grade.NOTE, "nixl", f"{name}={value} limits what UCX may use")
+            yield Finding(Grade.NOTE, "nixl", f"{name}={value} limits what UCX may use", f"unset {name}, unless meant")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if devices and locked != resource.RLIM_INFINITY:
         yield Finding(
@@ -110,7 +119,8 @@ def memory(config: Config) -> Iterator[Finding]:
     layout, left = config.layout(), available()
     wanted = layout.total_bytes if layout is not None else 0
     if left is None:
-        yield Finding(Grade.NOTE, "memory", "what is left of the memory is unknown here")
+        said = f"what is left of the memory is unknown here; the pool has {wanted:,} bytes"
+        yield Finding(Grade.NOTE, "memory", said, "compare that with the memory of this host or container")
     elif wanted > left.nbytes:
         said = f"the pool has {wanted:,} bytes, and {left.nbytes:,} are left ({left.limited_by})"
         yield Finding(Grade.ERROR, "memory", said, "make the pool smaller: pool.blocks")
@@ -197,17 +207,19 @@ def tls(config: Config) -> Iterator[Finding]:
 
 def clock() -> Iterator[Finding]:
     """Says whether something keeps the clock right: certificates and tokens are compared with it."""
+    status, remedy = _clock_status(), "run an NTP client: certificates and tokens have a time"
+    if status is None:
+        yield Finding(Grade.NOTE, "clock", "the kernel does not say whether the clock is right", remedy)
+    elif status & _UNSYNCHRONISED:
+        yield Finding(Grade.NOTE, "clock", "nothing keeps this clock right, as far as the kernel knows", remedy)
+    else:
+        yield Finding(Grade.OK, "clock", "the clock is synchronised")
+
+
+def _clock_status() -> int | None:
     libc = ctypes.CDLL(None, use_errno=True)
     state = (ctypes.c_byte * 512)()  # struct timex, all zero: only read
     if libc.adjtimex(ctypes.byref(state)) < 0:
-        yield Finding(Grade.NOTE, "clock", "the kernel does not say whether the clock is right")
-        return
+        return None
     # struct timex: modes (unsigned), padding, then offset, freq, maxerror, esterror (long), status (int).
-    status = ctypes.c_int.from_buffer(state, 8 + 4 * ctypes.sizeof(ctypes.c_long)).value
-    if status & _UNSYNCHRONISED:
-        yield Finding(
-            Grade.NOTE, "clock", "nothing keeps this clock right, as far as the kernel knows",
-            "run an NTP client: certificates and tokens have a time",
-        )  # fmt: skip
-    else:
-        yield Finding(Grade.OK, "clock", "the clock is synchronised")
+    return ctypes.c_int.from_buffer(state, 8 + 4 * ctypes.sizeof(ctypes.c_long)).value

@@ -15,6 +15,7 @@ PROBE_BLOCKS = 64
 """Maximum number of blocks of a measured move."""
 PROBES = 5
 """Number of measured moves, of which the fastest counts."""
+NOT_READY = "docs/runbook.md: KvgrpcNotReady; a drain ends with kvgrpc drain --cancel"
 TAKES_WORK = (handshake_pb2.ADMISSION_OPEN, handshake_pb2.ADMISSION_OVERLOADED)
 
 
@@ -44,7 +45,8 @@ async def _state(server: Client, address: str) -> Finding:
     admission = name_of(handshake_pb2.Admission, state.admission)
     why = f" ({state.admission_reason})" if state.admission_reason else ""
     grade = Grade.OK if state.admission in TAKES_WORK else Grade.WARNING
-    return Finding(grade, address, f"{state.header.engine_id}, version {state.version}, admission {admission}{why}")
+    says = f"{state.header.engine_id}, version {state.version}, admission {admission}{why}"
+    return Finding(grade, address, says, NOT_READY if grade is Grade.WARNING else "")
 
 
 def _remedy(error: KVGrpcError) -> str:
@@ -71,7 +73,8 @@ async def _pair(
     path = met.paths[0]
     yield Finding(Grade.OK, subject, f"{name_of(common_pb2.DataPath, path.data_path)}: {path.why}")
     for rejected in path.rejected_paths:
-        yield Finding(Grade.NOTE, subject, f"not {name_of(common_pb2.DataPath, rejected.data_path)}: {rejected.why}")
+        said = f"not {name_of(common_pb2.DataPath, rejected.data_path)}: {rejected.why}"
+        yield Finding(Grade.NOTE, subject, said, "docs/runbook.md: KvgrpcSlowPath")
     if measured:
         yield await _speed(server, peer, subject)
 
@@ -80,7 +83,10 @@ async def _speed(destination: Client, source: Client, subject: str) -> Finding:
     """Measures pulls of blocks that belong to nobody else."""
     pools = [(await one.describe_pools()).pools for one in (source, destination)]
     if not all(found and found[0].kind == pool_types_pb2.POOL_KIND_SERVER_MANAGED for found in pools):
-        return Finding(Grade.NOTE, subject, "not measured: an engine manages its blocks itself")
+        return Finding(
+            Grade.NOTE, subject, "not measured: an engine manages its blocks itself",
+            "measure between servers with pools of their own, such as kvgrpc serve has, on the same hosts",
+        )  # fmt: skip
     try:
         best_s, nbytes = await _moved(destination, source, pools[1][0].groups[0])
     except KVGrpcError as error:

@@ -1,4 +1,8 @@
-"""Texts from outside on a terminal."""
+"""Texts on a terminal: colours, and what came from outside."""
+
+import os
+
+import typer
 
 from kvgrpc.errors import note
 
@@ -11,3 +15,8 @@ def readable(text: str) -> str:
     terminal.
     """
     return note(text, TEXT_BYTES_MAX)
+
+
+def coloured(text: str, colour: str) -> str:
+    """Returns the text in a colour, or as it is if NO_COLOR is set."""
+    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour)

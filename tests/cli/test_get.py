@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvgrpc.cli.listings import held_runs
 from kvgrpc.client import connect_sync
+from kvgrpc.v1.admin_pb2 import PIN_KIND_LEASE, Pin
+from kvgrpc.v1.common_pb2 import BlockRuns, Blocks, GroupBlocks
+from kvgrpc.v1.pool_pb2 import Allocation
 from tests.cli.commands import run
 from tests.client.serving import Served, served
 from tests.service.engines import wait_until
@@ -55,6 +59,13 @@ def test_who_holds_a_block_is_said_for_its_allocation_and_its_lease(servers: tup
         assert "by anonymous" in lines[0]
         assert "request chat-8, test" in lines[0]
         assert lines[1].startswith("pinned by lease")
+        (held,) = (json.loads(line) for line in run("why", str(block), p.address, "-o", "json")[1])
+        assert (held["allocations"][0]["request_id"], held["pins"][0]["kind"]) == ("chat-8", "PIN_KIND_LEASE")
+        rows = [json.loads(line) for line in run("get", "blocks", p.address, "--json")[1]]
+        assert [(row["first_block"], row["block_count"], row["kind"], row["request_id"]) for row in rows] == [
+            (block, 2, kind, "chat-8") for kind in ("allocation", "lease")
+        ]
+        assert run("get", "blocks", p.address)[1][1].split()[:5] == [str(block), "P", "0", "2", "allocation"]
         assert run("why", "63", p.address)[1] == ["nobody holds block 63 of group 0"]
         assert run("why", "6300", p.address)[0] == 1
         client.free(blocks)
@@ -67,11 +78,54 @@ def test_a_lease_is_described_and_released_and_a_transfer_is_cancelled(servers: 
         client.finished_blocks(blocks, TOKENS, request_id="chat-9")
         (lease,) = (line.split()[0] for line in run("get", "leases", p.address)[1] if "chat-9" in line)
         assert "request_id: chat-9" in run("describe", "lease", lease, p.address)[1]
+        for kind in ("lease", "pin"):
+            (shown,) = (json.loads(line) for line in run("describe", kind, lease, p.address, "-o", "json")[1])
+            assert shown["request_id"] == "chat-9"
         assert run("release", lease, p.address)[1] == [f"{lease} is released; 2 blocks have no pin any more"]
         handed = client.finished_blocks(blocks, TOKENS)
         name = handed.transfer.transfer_id
         assert run("cancel", name, p.address)[1] == [f"{name} is cancelled"]
+        lease = client.finished_blocks(blocks, TOKENS).lease.lease_id
+        (freed,) = (json.loads(line) for line in run("release", lease, p.address, "--json")[1])
+        assert freed["freed_blocks"]["groups"][0]["runs"]["counts"] == [2]
+        name = client.finished_blocks(blocks, TOKENS).transfer.transfer_id
+        (ended,) = (json.loads(line) for line in run("cancel", name, p.address, "--json")[1])
+        assert ended["transfers"][0]["state"] == "TRANSFER_STATE_CANCELLED"
         client.free(blocks)
+
+
+def test_an_engine_and_an_allocation_are_described_and_a_name_that_is_not_there_is_told(
+    servers: tuple[Served, Served],
+) -> None:
+    p, _ = servers
+    with connect_sync(p.address) as client:
+        blocks = client.allocate(1, label="seen")
+        assert "label: seen" in run("describe", "allocation", blocks.blocks.allocation_id, p.address)[1]
+        client.free(blocks)
+    code, lines, _ = run("describe", "engine", "P", p.address)
+    assert code == 0
+    assert {"admission: ADMISSION_OPEN", "limits:"} <= set(lines)
+    for kind in ("engine", "pin", "allocation", "tensor"):
+        code, _, said = run("describe", kind, "nobody", p.address)
+        assert code == 1, kind
+        assert "nobody" in said or kind == "tensor", said
+
+
+def test_blocks_of_several_groups_are_listed_by_group_with_all_their_holders() -> None:
+    def blocks(**runs: tuple[int, int]) -> Blocks:
+        groups = [
+            GroupBlocks(group=int(name[1:]), runs=BlockRuns(starts=[first], counts=[count]))
+            for name, (first, count) in runs.items()
+        ]
+        return Blocks(groups=groups)
+
+    made = held_runs(
+        [Allocation(allocation_id="b", blocks=blocks(g2=(4, 3), g0=(9, 1)))],
+        [Pin(kind=PIN_KIND_LEASE, owner="l", blocks=blocks(g2=(4, 2)))],
+    )
+    assert [(run.group, run.first_block, run.block_count, run.holder) for run in made] == [
+        (0, 9, 1, "b"), (2, 4, 3, "b"), (2, 4, 2, "l"),
+    ]  # fmt: skip
 
 
 def test_a_peer_is_described_by_the_chosen_data_path_and_why_no_better_one_was_taken(

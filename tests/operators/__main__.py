@@ -1,4 +1,5 @@
-"""Prometheus, promtool and Jaeger, for real, beside leads that work and leads that fail; and the chart, by Helm.
+"""Prometheus, promtool and Jaeger, for real, beside leads that work and leads that fail; the chart, by Helm; and
+the files of deploy, by hadolint and systemd.
 
     make operators-check                          # all parts; takes two minutes
     make operators-check ARGS=--json              # one JSON object on stdout; progress goes to stderr
@@ -20,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.operators import alerts, manifests, panels, traces
+from tests.operators import alerts, deploy_files, manifests, panels, traces
 from tests.operators.accounting import accounted
-from tests.operators.programs import Missing, Programs, found_in
+from tests.operators.programs import TOOLS, Missing, Programs, found_in
 
 ACCOUNTED_MIN = 0.95
 """Minimum share of a call's time that spans account for."""
@@ -69,8 +70,15 @@ def manifests_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], li
     return shown | {"manifests_without_schema": sum(not row.known for row in found.rows)}, found.wrong
 
 
+def deploy_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns how exposed the unit of systemd is, and what is wrong with the files that start a lead elsewhere."""
+    exposure, wrong = deploy_files.check(programs, folder)
+    return {"unit_exposure": exposure}, wrong
+
+
 PARTS: dict[str, Callable[[Programs, Path], tuple[dict[str, Any], list[str]]]] = {
     "panels": panels_part, "rules": rules_part, "traces": traces_part, "manifests": manifests_part,
+    "deploy": deploy_part,
 }  # fmt: skip
 
 
@@ -81,7 +89,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run; default all")
-    parser.add_argument("--tools", type=Path, default=Path(".tools/operators"), help="folder of the programs")
+    parser.add_argument("--tools", type=Path, default=TOOLS, help="folder of the programs")
     parser.add_argument("--jaeger", type=Path, help="a Jaeger of yours")
     parser.add_argument("--apiserver", type=Path, help="a kube-apiserver of yours")
     return parser.parse_args(arguments)

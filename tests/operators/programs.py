@@ -1,5 +1,7 @@
 """The programs that operators run, as processes: where they are, and how one is started on loopback and ended."""
 
+import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -7,6 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+TOOLS = Path(os.environ.get("OPERATOR_TOOLS") or ".tools/operators")
+"""Folder of the programs, which `make operators-check` fills."""
+APISERVER_VERSION = "v1.36.3"
+APISERVER = Path(os.environ.get("APISERVER") or TOOLS / f"kube-apiserver@{APISERVER_VERSION}")
+"""Path of the kube-apiserver, which `make apiserver` builds."""
 END_S = 20.0
 
 
@@ -27,6 +34,9 @@ class Programs:
     crds: Path
     """Folder of the definitions of custom resources."""
     apiserver: Path
+    hadolint: Path
+    systemd_analyze: Path
+    """That of the system: its libraries are those of the system, too."""
 
     def need(self, name: str) -> Path:
         """Returns the path of a program. Raises Missing."""
@@ -36,7 +46,7 @@ class Programs:
         return path
 
 
-def found_in(tools: Path, jaeger: Path | None = None, apiserver: Path | None = None) -> Programs:
+def found_in(tools: Path = TOOLS, jaeger: Path | None = None, apiserver: Path | None = None) -> Programs:
     """Returns the programs of a folder, which `make operators-check` fills. Two may be elsewhere."""
     return Programs(
         tools / "usr/bin/prometheus",
@@ -45,7 +55,9 @@ def found_in(tools: Path, jaeger: Path | None = None, apiserver: Path | None = N
         tools / "helm",
         tools / "kubernetes/bin/python",
         tools / "crds",
-        apiserver or tools / "apiserver",
+        apiserver or tools / f"kube-apiserver@{APISERVER_VERSION}",
+        tools / "hadolint",
+        Path(shutil.which("systemd-analyze") or "/usr/bin/systemd-analyze"),
     )
 
 

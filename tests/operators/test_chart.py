@@ -1,18 +1,26 @@
 """The chart where a mistake would start well: which port prefill has, who has which role, and who is dialled."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvgrpc.client import connect_sync
 from kvgrpc.fleet.entry import EngineRole
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
 from kvgrpc.service.identity.assignments import assignments_of
 from kvgrpc.service.identity.roles import Role
+from kvgrpc.v1.handshake_pb2 import ADMISSION_DRAINING
+from tests.client.serving import served
 from tests.fleet.entries import entry
 from tests.operators.manifests import CHART, INSECURE, PICKER, REFUSED, ROLES, refusal, rendered, settings
 from tests.operators.programs import Missing, Programs, found_in
+from tests.service.engines import wait_until
+
+WAIT_S = 60
 
 
 def example_of_roles() -> str:
@@ -23,7 +31,7 @@ def example_of_roles() -> str:
 
 @pytest.fixture
 def programs() -> Programs:
-    found = found_in(Path(os.environ.get("OPERATOR_TOOLS") or ".tools/operators"))
+    found = found_in()
     try:
         for name in ("helm", "kubernetes", "crds"):
             found.need(name)
@@ -60,6 +68,34 @@ def test_without_engines_only_what_is_allowed_beside_them_is_dialled(programs: P
     allowed = ("prefill.replicas=0", "decode.replicas=0", "lead.dialAllow={10.0.0.0/8,router.example}")
     one = container(programs, "Deployment", "kv-kvgrpc-fleet", "fleet.enabled=true", *allowed)
     assert settings(one).dial_allow == ("10.0.0.0/8", "router.example")
+
+
+def test_an_engine_beside_its_lead_ends_after_the_drain(programs: Programs, tmp_path: Path) -> None:
+    (pod,) = (
+        row.body["spec"]["template"]["spec"]
+        for row in rendered(programs, "lead.sidecar=true", "lead.drainSeconds=100", *INSECURE)
+        if (row.kind, row.name) == ("StatefulSet", "kv-kvgrpc-prefill")
+    )
+    (lead,), (engine, *_) = pod["initContainers"], pod["containers"]
+    mark = tmp_path / "drained"
+    mark.touch()  # an earlier run of the lead's container has drained
+
+    with served("--drain-s", "0") as server, connect_sync(server.address) as client:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+        def begun(container: dict[str, Any], hook: str) -> "subprocess.Popen[bytes]":
+            *shell, script = container["lifecycle"][hook]["exec"]["command"]
+            command = [*shell, script.replace("/run/kvgrpc/", f"{tmp_path}/")]
+            return subprocess.Popen(command, env=os.environ | {"LEAD_ADDRESS": server.address, "PATH": path})
+
+        assert begun(lead, "postStart").wait(WAIT_S) == 0
+        assert not mark.exists()
+        lease = client.grant_lease(client.allocate(1), list(range(16)), ttl_s=300).lease.lease_id
+        with begun(lead, "preStop") as drains, begun(engine, "preStop") as waits:
+            wait_until(lambda: client.status().admission == ADMISSION_DRAINING)
+            assert (drains.poll(), waits.poll()) == (None, None)
+            client.release_lease(lease)
+            assert (drains.wait(WAIT_S), waits.wait(WAIT_S)) == (0, 0)
 
 
 @pytest.mark.parametrize("case", REFUSED)

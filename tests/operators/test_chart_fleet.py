@@ -3,7 +3,6 @@ and that `kvgrpc fleet` with the variables of the Deployment passes its probes.
 """
 
 import asyncio
-import os
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from tests.service.engines import wait_until
 from tests.service.fleet.published import fleet
 
 __all__ = ["running_apiserver"]
-TOOLS = Path(os.environ.get("OPERATOR_TOOLS") or ".tools/operators")
 NAME = "kv-kvgrpc-fleet"
 Bodies = dict[tuple[str, str], dict[str, Any]]
 pytestmark = needs_apiserver
@@ -39,7 +37,7 @@ pytestmark = needs_apiserver
 
 def chart(*values: str) -> Bodies:
     try:
-        return {(row.kind, row.name): row.body for row in rendered(found_in(TOOLS), *values)}
+        return {(row.kind, row.name): row.body for row in rendered(found_in(), *values)}
     except Missing as missing:
         pytest.skip(str(missing))
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operators import manifests, panels
+from tests.operators import deploy_files, manifests, panels
 from tests.operators.accounting import CALL, TOLD, accounted, gaps
 from tests.operators.faults import FAULTS
 from tests.operators.jaeger import Span
-from tests.operators.programs import Missing, Programs
+from tests.operators.programs import APISERVER_VERSION, Missing, Programs, found_in
 from tests.operators.rules import FILE, THRESHOLDS, names, shortened
 from tests.operators.traces import TracesFound
 
@@ -104,7 +104,32 @@ def test_a_span_whose_parent_is_missing_is_an_orphan() -> None:
 
 def test_a_program_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="jaeger is not at"):
-        Programs(tmp_path, tmp_path, tmp_path / "jaeger", *[tmp_path] * 4).need("jaeger")
+        Programs(tmp_path, tmp_path, tmp_path / "jaeger", *[tmp_path] * 6).need("jaeger")
+
+
+def test_programs_are_looked_for_where_the_makefile_puts_them() -> None:
+    makefile = Path("Makefile").read_text()
+    assert "OPERATOR_TOOLS := .tools/operators\n" in makefile
+    assert f"APISERVER_VERSION := {APISERVER_VERSION}\n" in makefile
+    assert "$(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION)" in makefile
+    assert found_in(Path("tools")).apiserver == Path(f"tools/kube-apiserver@{APISERVER_VERSION}")
+
+
+def test_a_unit_that_systemd_would_not_take_or_that_is_less_closed_is_found(tmp_path: Path) -> None:
+    unit = deploy_files.UNIT.read_text()
+    try:
+        assert deploy_files.of_unit(found_in(), unit, tmp_path) == (deploy_files.EXPOSURE_MAX, [])
+    except Missing as missing:
+        pytest.skip(str(missing))
+    (why,) = deploy_files.of_unit(found_in(), unit.replace("Type=exec", "Type=none"), tmp_path)[1]
+    assert "none" in why
+    exposure, (why,) = deploy_files.of_unit(found_in(), unit.replace("CapabilityBoundingSet=\n", ""), tmp_path)
+    assert exposure > deploy_files.EXPOSURE_MAX
+    assert "at most" in why
+
+
+def test_the_page_has_the_exposure_of_the_unit() -> None:
+    assert f"exposure level is {deploy_files.EXPOSURE_MAX} of 10" in Path("docs/operating.md").read_text()
 
 
 def test_settings_of_a_container_that_no_lead_takes_are_named() -> None:

@@ -1,7 +1,6 @@
 """A real kube-apiserver on loopback, with an etcd of its own. No controller runs: a test writes the slices itself."""
 
 import json
-import os
 import signal
 import ssl
 import subprocess
@@ -17,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from kvgrpc.registry.kubernetes.settings import KubernetesSettings
+from tests.operators.programs import APISERVER
 from tests.registry.etcds import MISSING, RunningEtcd, free_port
 
-PROGRAM = Path(os.environ.get("APISERVER") or ".tools/operators/kube-apiserver@v1.36.3")
-_WHY = "" if PROGRAM.exists() else f"{PROGRAM} is not there: `make apiserver` builds it, APISERVER=path names yours"
+_WHY = "" if APISERVER.exists() else f"{APISERVER} is not there: `make apiserver` builds it, APISERVER=path names yours"
 needs_apiserver = pytest.mark.skipif(bool(MISSING or _WHY), reason=MISSING or _WHY)
 NAMESPACE = "llm"
 OPERATOR, READER, PUBLISHER, STRANGER = "operator", "reader", "publisher", "stranger"
@@ -48,7 +47,7 @@ class RunningApiServer:
     def start(self) -> None:
         key, certs = self._folder / "key.pem", self._folder / "certs"
         command = [
-            str(PROGRAM), f"--etcd-servers=http://{self.store.address}", f"--cert-dir={certs}",
+            str(APISERVER), f"--etcd-servers=http://{self.store.address}", f"--cert-dir={certs}",
             "--bind-address=127.0.0.1", f"--secure-port={self._port}", "--service-cluster-ip-range=10.96.0.0/16",
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}", f"--token-auth-file={self._folder / 'tokens.csv'}",

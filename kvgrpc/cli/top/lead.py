@@ -54,6 +54,14 @@ class WatchedLead:
         """Releases a lease. Returns what came of it."""
         return await self._done(self._client.release_lease(lease_id), f"{lease_id} is released")
 
+    async def rekey(self) -> str:
+        """Registers the memory of the lead's engine anew. Returns what came of it."""
+        try:
+            reply = await self._client.release_quarantine()
+        except KVGrpcError as error:
+            return str(error)
+        return f"{reply.released_block_count} blocks left quarantine; {reply.left_block_count} are still there"
+
     async def drain(self, *, cancel: bool) -> str:
         """Starts or cancels a drain. Returns what came of it."""
         said = f"{self.address} takes work again" if cancel else f"{self.address} drains"

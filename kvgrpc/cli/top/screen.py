@@ -22,7 +22,7 @@ from kvgrpc.cli.top.lead import ROWS_MAX, WatchedLead
 from kvgrpc.cli.top.rows import VIEWS, Reading, TopLines, TopRow, arranged, rows_of
 from kvgrpc.client import Credentials
 
-KEYS = "q quit  s sort  r reverse  / filter  c cancel  x release  d drain  u undrain"
+KEYS = "q quit  s sort  r reverse  / filter  c cancel  x release  k re-key  d drain  u undrain"
 _CURSOR, _PLAIN = Style(reverse=True), Style()
 _MARK = "> "
 """Beginning of the chosen line, which shows it without colours, too."""
@@ -131,6 +131,7 @@ class TopApp(App[None]):
         Binding("slash", "filter", show=False),
         Binding("c", "cancel", show=False),
         Binding("x", "release", show=False),
+        Binding("k", "rekey", show=False),
         Binding("d", "drain(False)", show=False),
         Binding("u", "drain(True)", show=False),
         Binding("escape", "table", show=False),
@@ -274,6 +275,11 @@ class TopApp(App[None]):
     def action_release(self) -> None:
         """Releases the chosen lease."""
         self._act("leases", "Release lease {name} at {engine}?", lambda lead, row: lead.release(row.name))
+
+    def action_rekey(self) -> None:
+        """Registers the memory of the chosen quarantine's engine anew."""
+        asked = "Register the memory of {engine} anew? It takes no new work meanwhile, and running transfers fail."
+        self._act("quarantine", asked, lambda lead, _: lead.rekey())
 
     def action_drain(self, cancel: bool) -> None:
         """Starts or cancels the drain of the chosen engine."""

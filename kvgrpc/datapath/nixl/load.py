@@ -19,6 +19,8 @@ from typing import Any
 
 from kvgrpc.datapath.base import DataPathUnavailable
 
+BACKEND = "UCX"
+"""Name of the back end of NIXL that moves KV."""
 _PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
 _ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}
 _LIBNL = "libnl-route-3.so.200"
@@ -42,6 +44,16 @@ def nixl() -> Any:
     if reasons:
         raise DataPathUnavailable(f"NIXL is installed but does not load: {'; '.join(reasons)}")
     raise DataPathUnavailable("NIXL is not installed: install kvgrpc's extra 'nixl'; shm and cma work without it")
+
+
+def backends() -> list[str]:
+    """Returns the names of the back ends that NIXL finds here. It starts none. Raises DataPathUnavailable."""
+    api = nixl()
+    try:
+        agent = api.nixl_agent("kvgrpc", api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+        return sorted(agent.get_plugin_list())
+    except Exception as error:  # noqa: BLE001 - NIXL's errors have no other base
+        raise DataPathUnavailable(f"NIXL cannot start: {error}") from None
 
 
 def _load_each_libnl_alone(package: Path) -> None:

@@ -33,6 +33,7 @@ from kvgrpc.datapath.host.process import HeldProcess, OwnProcess, digest, prove
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.nixl import ucx_log
 from kvgrpc.datapath.nixl.agent import NixlAgent, NixlTransfer
+from kvgrpc.datapath.nixl.load import BACKEND
 from kvgrpc.datapath.nixl.posting import SLICE_BYTES, NixlPosting, NixlSlice, slices
 from kvgrpc.datapath.questions import Answer, Question
 
@@ -46,7 +47,7 @@ class NixlPath:
     """
 
     def __init__(
-        self, memory: Memory, hint: str = "kvgrpc", backend: str = "UCX", *, socket: ProcessSocket | None = None
+        self, memory: Memory, hint: str = "kvgrpc", backend: str = BACKEND, *, socket: ProcessSocket | None = None
     ) -> None:
         self._made_with = memory, hint, backend
         self._socket = socket or ProcessSocket()

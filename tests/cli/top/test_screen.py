@@ -1,41 +1,16 @@
 """The screen of `kvgrpc top` against real leads, without a terminal."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
-from textual.pilot import Pilot
 from textual.strip import Strip
 
-from kvgrpc.cli.top.screen import TopApp
-from kvgrpc.client import Client, Credentials, connect
+from kvgrpc.client import Client, connect
 from kvgrpc.v1.handshake_pb2 import ADMISSION_DRAINING, ADMISSION_OPEN
+from tests.cli.top.screens import has, screen, shows
 from tests.client.serving import served
 
 TOKENS = list(range(32))
-DEADLINE_S = 30
-
-
-@asynccontextmanager
-async def screen(*addresses: str, size: tuple[int, int] = (120, 20)) -> AsyncIterator[tuple[TopApp, Pilot[None]]]:
-    app = TopApp(addresses, Credentials(), interval_s=0.1, timeout_s=2)
-    async with app.run_test(size=size) as pilot:
-        yield app, pilot
-
-
-async def shows(app: TopApp, pilot: Pilot[None], met: Callable[[list[str]], bool]) -> list[str]:
-    """Returns the lines of the screen once they are as they should be."""
-    until = time.monotonic() + DEADLINE_S
-    while not met(lines := app.visible_text()):
-        assert time.monotonic() < until, "\n".join(lines)
-        await pilot.pause(0.05)
-    return lines
-
-
-def has(*words: str) -> Callable[[list[str]], bool]:
-    return lambda lines: all(any(word in line for line in lines) for word in words)
 
 
 async def test_views_show_what_several_leads_have_and_a_lease_is_released_after_a_question() -> None:

@@ -5,6 +5,7 @@ dashboard is what its script writes.
 import json
 import re
 
+from kvgrpc.cli.app import app
 from scripts import dashboard
 from tests.docs.operating.series import SERIES
 from tests.docs.pages import DOCS, ROOT
@@ -18,6 +19,15 @@ def test_every_alert_has_a_section_of_the_runbook_and_names_it() -> None:
     sections = re.findall(r"^## (\w+)$", (DOCS / "runbook.md").read_text(), re.MULTILINE)
     assert [name for name in sections if name.startswith("Kvgrpc")] == ALERTS
     assert re.findall(r"docs/runbook.md#(\w+)", RULES) == [name.lower() for name in ALERTS]
+
+
+def test_what_the_runbook_has_done_is_a_command_that_exists() -> None:
+    text = (DOCS / "runbook.md").read_text()
+    commands = {info.callback.__name__.replace("_", "-") for info in app.registered_commands if info.callback}
+    named = set(re.findall(r"`kvgrpc\s+([a-z][a-z-]*)", text))
+    assert "release-quarantine" in named
+    assert named <= commands
+    assert re.findall(r"\b(?:Cancel|Release|StartDrain|List|Get)[A-Z]\w*", text) == [], "an RPC, where a command is"
 
 
 def test_every_alert_has_a_test_of_its_rule() -> None:

@@ -248,12 +248,13 @@ async def test_a_value_that_cannot_be_read_is_a_typed_answer_and_logged(
         assert "/metrics failed" in caplog.text
 
 
-async def test_a_stalled_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_event_loop_is_not_alive_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "ANSWER_S", 0.2)
     async with serving("P") as server:
         with ThreadPoolExecutor(1) as pool:
             status, text = pool.submit(read, server, "/livez").result(20)  # nothing else runs on the loop meanwhile
         assert (status, "has not answered" in text) == (503, True)
+        assert await get(server, "/livez") == (200, "ok\n")
 
 
 @asynccontextmanager

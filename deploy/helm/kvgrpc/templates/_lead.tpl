@@ -87,7 +87,25 @@ timeoutSeconds: 6
 {{- end }}
 
 {{- define "kvgrpc.drain" -}}
+{{- $drain := printf "timeout %d kvgrpc drain \"$LEAD_ADDRESS\" --wait || true" (int .Values.lead.drainSeconds) -}}
+{{- if .Values.lead.sidecar }}
+# Kubernetes calls the hooks of all containers at once. The engine's waits for this file.
+postStart:
+  exec:
+    command: [sh, -c, 'rm -f /run/kvgrpc/drained']
 preStop:
   exec:
-    command: [sh, -c, 'timeout {{ .Values.lead.drainSeconds }} kvgrpc drain "$LEAD_ADDRESS" --wait || true']
+    command: [sh, -c, '{{ $drain }}; : > /run/kvgrpc/drained']
+{{- else }}
+preStop:
+  exec:
+    command: [sh, -c, '{{ $drain }}']
+{{- end }}
+{{- end }}
+
+{{- /* The hook of an engine beside a lead: it lasts as long as the lead's drain, which the engine's memory is for. */}}
+{{- define "kvgrpc.outlast" -}}
+preStop:
+  exec:
+    command: [sh, -c, 'for i in $(seq {{ int .Values.lead.drainSeconds }}); do [ -e /run/kvgrpc/drained ] || sleep 1; done']
 {{- end }}
