@@ -18,9 +18,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.networks import PrivateNetworks, is_loopback, is_named, unreadable
 from kvgrpc.errors import InvalidRequest, KVGrpcError
 
-DTYPE_BYTES = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
-}  # fmt: skip
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
 HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")

@@ -20,7 +20,7 @@ from kvgrpc.core.actions import (
     Registered,
     Released,
     Renewed,
-)  # fmt: skip
+)
 from kvgrpc.core.tables import transfers
 from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.pins import PinKind

@@ -23,7 +23,7 @@ from kvgrpc.core.values.groups import (
     Section,
     Strides,
     TensorKind,
-)  # fmt: skip
+)
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strides import wrong_strides
 from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
@@ -44,7 +44,7 @@ __all__ = [
     "Strides",
     "TensorKind",
     "uniform_layout",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
