@@ -40,11 +40,11 @@ TIGHT = Limits(
 
 UNLUCKY = Mishaps(
     crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, isolate=0.2, stop=0.4
-)  # fmt: skip
+)
 """Mishaps with which every host has some trouble within a minute."""
 DOOMED = Mishaps(
     crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, isolate=0.7, stop=1.5
-)  # fmt: skip
+)
 """Mishaps with which something happens every second."""
 
 HANG_UPS = (0.0, 0.1, 0.5)

@@ -100,10 +100,7 @@ class Relay:
 
 async def test_two_leads_under_tls_move_blocks(folders: tuple[TlsFiles, TlsFiles, TlsFiles]) -> None:
     of_p, of_d, router = folders
-    async with (
-        serving(of_p, "p") as p, serving(of_d, "d") as d,
-        caller(p, router) as at_p, caller(d, router) as at_d,
-    ):  # fmt: skip
+    async with serving(of_p, "p") as p, serving(of_d, "d") as d, caller(p, router) as at_p, caller(d, router) as at_d:
         await pull(at_p, at_d)
 
 

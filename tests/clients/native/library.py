@@ -26,9 +26,7 @@ class Error(ctypes.Structure):
 
 
 class Ticket(ctypes.Structure):
-    _fields_ = [
-        ("socket_path", c_char_p), ("secret", Bytes), ("comes_back_s", c_double), ("memory_bytes", c_uint64),
-    ]  # fmt: skip
+    _fields_ = [("socket_path", c_char_p), ("secret", Bytes), ("comes_back_s", c_double), ("memory_bytes", c_uint64)]
 
 
 class Memory(ctypes.Structure):

@@ -28,9 +28,7 @@ PLAIN = Description("float32", (2, 3), 24, 1, b"prompt")
 
 
 def changed(**fields: Any) -> Description:
-    same: dict[str, Any] = {
-        "dtype": "float32", "shape": (2, 3), "nbytes": 24, "layer": 1, "content_digest": b"prompt",
-    }  # fmt: skip
+    same: dict[str, Any] = {"dtype": "float32", "shape": (2, 3), "nbytes": 24, "layer": 1, "content_digest": b"prompt"}
     return Description(**(same | fields))
 
 
