@@ -59,10 +59,8 @@ REQUEST_BYTES = 6_000
 NEWS_BYTES = 1_000
 BLOCK_BYTES = 40
 """Kept bytes of a block in a list of the policy's."""
-_Event = (
-    events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
-    | events.ReclaimBlocks | events.RenewLeases
-)  # fmt: skip
+_Gives = events.FinishedBlocks | events.RegisterPush | events.ReclaimBlocks | events.RenewLeases
+_Event = events.PullBlocks | events.GiveDestination | events.ReserveBlocks | _Gives
 
 
 @dataclass(eq=False)
