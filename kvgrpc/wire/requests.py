@@ -266,10 +266,10 @@ def renew_leases(
     source = push_source(request.source) if request.HasField("source") else None
     if source is not None and not source.address:
         raise invalid("source.address", "is required where a source is named")
+    only = request.validate_only
     return events.RenewLeases(
-        call, refs, ttl_s, for_access=request.for_access, validate_only=request.validate_only, reading=reading,
-        source=source,
-    )  # fmt: skip
+        call, refs, ttl_s, for_access=request.for_access, validate_only=only, reading=reading, source=source
+    )
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:

@@ -59,10 +59,8 @@ def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
 
 
 def _telemetry(value: MoveTelemetry) -> session_pb2.MoveTelemetry:
-    return session_pb2.MoveTelemetry(
-        moved_bytes=value.nbytes, descriptor_count=value.descriptors, wire=duration(value.wire_s),
-        post=duration(value.post_s),
-    )  # fmt: skip
+    wire, post = duration(value.wire_s), duration(value.post_s)
+    return session_pb2.MoveTelemetry(moved_bytes=value.nbytes, descriptor_count=value.descriptors, wire=wire, post=post)
 
 
 def telemetry_from_proto(value: session_pb2.MoveTelemetry) -> MoveTelemetry:
@@ -115,10 +113,10 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
         case "posting":
             end = report.posting
             quiesced = end.done or end.quiesced
+            wire_s, post_s, why = _seconds(end.wire), _seconds(end.post), note(end.message)
             event = events.PostingEnded(
-                end.posting_id, end.done, end.nbytes, _seconds(end.wire), note(end.message), quiesced, end.own_at_rest,
-                _seconds(end.post),
-            )  # fmt: skip
+                end.posting_id, end.done, end.nbytes, wire_s, why, quiesced, end.own_at_rest, post_s
+            )
         case "step":
             event = step_of(rank, report.step)
         case "process":

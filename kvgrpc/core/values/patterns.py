@@ -179,11 +179,9 @@ def _common(source: _Seen, destination: _Seen, share: HeadShare, tokens: int, pa
     dimensions, run_bytes = _joined(
         [Dimension(*row) for row in zip(counts, *steps, strict=True)], view.run_bytes // view.elements
     )
-    return Pattern(
-        source.region, layer, layers, source.begin(layer, parts.start, share.source_first),
-        destination.begin(layer, parts.start, share.first), source.region.stride_bytes,
-        destination.region.stride_bytes, steps[0][3], steps[1][3], dimensions, run_bytes,
-    )  # fmt: skip
+    begins = source.begin(layer, parts.start, share.source_first), destination.begin(layer, parts.start, share.first)
+    strides = source.region.stride_bytes, destination.region.stride_bytes
+    return Pattern(source.region, layer, layers, *begins, *strides, steps[0][3], steps[1][3], dimensions, run_bytes)
 
 
 def _joined(dimensions: list[Dimension], run_bytes: int) -> tuple[tuple[Dimension, ...], int]:
