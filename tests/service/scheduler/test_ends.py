@@ -54,8 +54,8 @@ def test_an_abort_of_what_is_waited_for_by_push_frees_the_source(pair: Pair) -> 
     id_, key = new_id(), new_key()
     p.arrived(id_, give=PREFILL, intent=intent(transfer_key=key, mode=PUSH))
     p.finished(id_, p.engine.allocate(3))
-    d.arrived(id_, push=scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address)),
-              intent=intent(transfer_key=key))  # fmt: skip
+    push = scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address))
+    d.arrived(id_, push=push, intent=intent(transfer_key=key))
     assert not d.aborted(id_), "no blocks were allocated"
     p.told("send_ended", id_)
     at_rest(p, d)
