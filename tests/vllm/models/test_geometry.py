@@ -286,9 +286,8 @@ def test_the_stages_of_an_engine_are_one_pool_with_the_layers_of_all(specs: Sequ
     pool, whole = joined([first, second]), stage_of(3, 3, specs=specs)
     assert pool.groups == whole.groups
     assert pool.stages == 2
-    assert sorted((r.group, r.first_layer, r.stage) for r in pool.regions) == [
-        (0, 0, 0), (0, 1, 0), (0, 2, 1), (1, 0, 0), (1, 1, 1), (1, 2, 1)
-    ]  # fmt: skip
+    expected = [(0, 0, 0), (0, 1, 0), (0, 2, 1), (1, 0, 0), (1, 1, 1), (1, 2, 1)]
+    assert sorted((r.group, r.first_layer, r.stage) for r in pool.regions) == expected
     assert first_layers([first, second], 0) == [0, 0]
     assert first_layers([first, second], 1) == [2, 1]
     assert joined([first]) == first
