@@ -242,10 +242,10 @@ def _transfer_requests(made: _Made) -> Iterator[Request]:
 def _lease_requests(made: _Made) -> Iterator[Request]:
     ref = lease_pb2.LeaseRef(lease_id=made.lease.lease.lease_id)
     other = lease_pb2.LeaseRef(grant=made.handed.grant)
+    key, labels = made.keys[4], {"a": "b"}
     granted = lease_pb2.GrantLeaseRequest(
-        blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels={"a": "b"}, transfer_key=made.keys[4],
-        findable=True,
-    )  # fmt: skip
+        blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels=labels, transfer_key=key, findable=True
+    )
     yield "GrantLease", granted
     yield "RenewLeases", lease_pb2.RenewLeasesRequest(leases=[ref, other], ttl=dur(9))
     yield "KeepAlive", lease_pb2.KeepAliveRequest(leases=[ref, other], ttl=dur(9))

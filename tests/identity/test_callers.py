@@ -119,9 +119,8 @@ async def test_a_rank_without_the_role_is_refused_before_its_ticket_is_looked_at
 
 
 async def test_a_ticket_gives_no_role(people: People) -> None:
-    async with (
-        serving(people, "e") as server, people.client(server, "viewer", metadata={"kvgrpc-ticket": "00"}) as client,
-    ):  # fmt: skip
+    told = {"kvgrpc-ticket": "00"}
+    async with serving(people, "e") as server, people.client(server, "viewer", metadata=told) as client:
         with pytest.raises(PermissionDenied) as refused:
             await client.allocate(1)
         assert refused.value.reason is Reason.ROLE_MISSING

@@ -120,8 +120,8 @@ def test_swapped_grants_are_a_loss_that_names_its_blocks(pair: Pair) -> None:
     assert (ended.failure.phase, ended.failure.side) == (common_pb2.TRANSFER_PHASE_OPEN, common_pb2.SIDE_SOURCE)
     assert ended.failure.next == common_pb2.NEXT_STEP_FIX_REQUEST
     assert (ended.computed_tokens, ended.on_loss) == (0, scheduler_pb2.ON_LOSS_FAIL)
-    assert [list(range(s, s + n)) for row in ended.invalid_blocks.groups
-            for s, n in zip(row.runs.starts, row.runs.counts, strict=True)] == [target]  # fmt: skip
+    runs = [row.runs for row in ended.invalid_blocks.groups]
+    assert [list(range(s, s + n)) for run in runs for s, n in zip(run.starts, run.counts, strict=True)] == [target]
     for id_ in (mine, other):
         p.aborted(id_)
 

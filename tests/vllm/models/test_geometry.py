@@ -113,8 +113,8 @@ def test_heads_are_found_in_a_block_but_not_the_tokens_of_a_head(kind: Any) -> N
 
 def test_groups_share_one_block_space_and_lie_on_each_other() -> None:
     made = laid_out(WINDOW, FULL, replace(WINDOW, sliding_window=128))
-    assert [group.kind for group in made.groups] == [GroupKind.SLIDING_WINDOW, GroupKind.FULL_ATTENTION,
-                                                     GroupKind.SLIDING_WINDOW]  # fmt: skip
+    window, full = GroupKind.SLIDING_WINDOW, GroupKind.FULL_ATTENTION
+    assert [group.kind for group in made.groups] == [window, full, window]
     assert [group.window_tokens for group in made.groups] == [64, 0, 128]
     assert made.shared_spaces == ((0, 1, 2),)
     page = FULL.page_size_bytes

@@ -1,5 +1,6 @@
 """The connector's counts: how they add up, and their names."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,8 +68,7 @@ def test_a_request_for_tensors_waits_from_the_moment_on_that_they_are_asked_for(
 def made() -> tuple[PromMetrics, CollectorRegistry]:
     """Returns metrics and their registry."""
     registry = CollectorRegistry()
-    kinds = {kind: lambda *of, kind=kind, **more: kind(*of, registry=registry, **more)
-             for kind in (Counter, Gauge, Histogram)}  # fmt: skip
+    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
     config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=None))
     return PromMetrics(config, kinds, ["engine"], {0: ["0"], 1: ["1"]}), registry
 
