@@ -194,10 +194,7 @@ _WithGrant = handoff_pb2.FinishedBlocksResponse | handoff_pb2.ReserveBlocksRespo
 
 
 def put_finished(
-    answer: HandedOver | GaveUp | PushExpected,
-    into: handoff_pb2.FinishedBlocksResponse,
-    now: float,
-    incarnation: int,
+    answer: HandedOver | GaveUp | PushExpected, into: handoff_pb2.FinishedBlocksResponse, now: float, incarnation: int
 ) -> None:
     """Fills in the reply to FinishedBlocks. A hand-over that was only expected has nothing to tell."""
     match answer:

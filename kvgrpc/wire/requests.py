@@ -14,23 +14,9 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import invalid, note
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire.bounds import (
-    GROUPS_MAX,
-    IDS_MAX,
-    NAMES_MAX,
-    check_count,
-    text,
-)
+from kvgrpc.wire.bounds import GROUPS_MAX, IDS_MAX, NAMES_MAX, check_count, text
 from kvgrpc.wire.enums import numbers
-from kvgrpc.wire.values import (
-    claims_of,
-    content,
-    layer_range,
-    lists_of,
-    on_abort,
-    seconds,
-    timeout_s,
-)
+from kvgrpc.wire.values import claims_of, content, layer_range, lists_of, on_abort, seconds, timeout_s
 
 CONSUMERS_MAX = 1024
 _SCOPES = {int(number): scope for scope, number in numbers(transfer_pb2.CancelScope, events.CancelScope).items()}

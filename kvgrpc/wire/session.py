@@ -91,8 +91,7 @@ def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Recl
 
 
 def peer_rank_of(
-    rank: int,
-    message: rank_pb2.ConnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport | rank_pb2.ProcessReport,
+    rank: int, message: rank_pb2.ConnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport | rank_pb2.ProcessReport
 ) -> int:
     """Returns the peer's rank in a command to a rank, or in its report; the rank's own number if it is not stated."""
     return message.peer_rank if message.HasField("peer_rank") else rank

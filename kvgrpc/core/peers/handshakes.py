@@ -24,15 +24,7 @@ from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.compatibility import check_compatible, protocol
 from kvgrpc.core.values.ids import peer_key
-from kvgrpc.errors import (
-    DeadlineExceeded,
-    KVGrpcError,
-    PreconditionFailed,
-    Reason,
-    Unavailable,
-    full,
-    invalid,
-)
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, PreconditionFailed, Reason, Unavailable, full, invalid
 
 GONE = DeadlineExceeded(
     Reason.DEADLINE, "the caller does not wait for this handshake any more", metadata={"phase": "handshake"}

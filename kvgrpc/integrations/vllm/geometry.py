@@ -192,8 +192,7 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
     for split, (what, instead) in SPLITS.items():
         if (count := getattr(parallel, split)) != 1:
             raise unserved(
-                f"engines whose ranks split layers and heads alone; this one has {count} {what}",
-                instead.format(split),
+                f"engines whose ranks split layers and heads alone; this one has {count} {what}", instead.format(split)
             )
     if parallel.pipeline_parallel_size > 1 and config.speculative_config:
         # vLLM leaves out the end of a step at every stage but the last: what was computed would never be reported.
