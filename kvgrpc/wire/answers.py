@@ -2,6 +2,8 @@
 
 import re
 
+from google.protobuf.message import Message
+
 from kvgrpc.core.actions import (
     Acknowledged,
     Allocated,
@@ -273,18 +275,11 @@ def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _n
     into.differences.extend([description.difference_to_proto(difference) for difference in differences])
 
 
-def put_connected(
-    _answer: PeerConnected, _into: handshake_pb2.ConnectPeerResponse, _now: float, _incarnation: int
-) -> None:
+def put_connected(_answer: PeerConnected, _into: Message, _now: float, _incarnation: int) -> None:
     """Fills in nothing: the RPC shows the peer as it is in the moment of its reply."""
 
 
-def put_drain_changed(
-    _answer: DrainChanged,
-    _into: admin_pb2.StartDrainResponse | admin_pb2.CancelDrainResponse,
-    _now: float,
-    _incarnation: int,
-) -> None:
+def put_drain_changed(_answer: DrainChanged, _into: Message, _now: float, _incarnation: int) -> None:
     """Fills in nothing: the RPC shows the drain as it is in the moment of its reply."""
 
 
