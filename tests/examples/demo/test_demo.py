@@ -229,10 +229,8 @@ def test_layers_are_not_pulled() -> None:
 @pytest.mark.parametrize("data_path", ["shm", "cma", "nixl", "collective"])
 def test_every_data_path_gives_the_same_tokens(data_path: str, mode: list[str]) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGRPC_", "OTEL_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--json", "--datapath", data_path, *mode],
-        cwd=ROOT, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+    demo = [sys.executable, "-m", "examples.demo", "--json", "--datapath", data_path, *mode]
+    done = subprocess.run(demo, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.stdout, done.stderr
     assert done.stderr.startswith("starting two servers")
     assert "stopping all processes\n" in done.stderr

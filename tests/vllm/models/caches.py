@@ -73,10 +73,9 @@ def laid_out_as(
     **parallel: int,
 ) -> PoolLayout:  # fmt: skip
     one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **dict.fromkeys(SPLITS, 1)}
-    config: Any = SimpleNamespace(
-        parallel_config=SimpleNamespace(**(one | parallel)), cache_config=SimpleNamespace(cache_dtype=cache_dtype),
-        model_config=model or model_of(heads), speculative_config=draft,
-    )  # fmt: skip
+    config: Any = SimpleNamespace(model_config=model or model_of(heads), speculative_config=draft)
+    config.parallel_config = SimpleNamespace(**(one | parallel))
+    config.cache_config = SimpleNamespace(cache_dtype=cache_dtype)
     return layout_of(config, cache)
 
 
