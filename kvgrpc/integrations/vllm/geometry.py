@@ -252,10 +252,9 @@ def _states(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCa
         )
     types = "+".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in spec.dtypes))
     elements = sum(map(prod, spec.shapes))
-    return Group(
-        f"{GroupKind.STATE.value}-{number}", GroupKind.STATE, len(of.layer_names), spec.block_size, cache.num_blocks, 1,
-        elements, types, space=SPACE, sections=sections_of(config, spec),
-    )  # fmt: skip
+    name, layers = f"{GroupKind.STATE.value}-{number}", len(of.layer_names)
+    blocks, sections = (spec.block_size, cache.num_blocks), sections_of(config, spec)
+    return Group(name, GroupKind.STATE, layers, *blocks, 1, elements, types, space=SPACE, sections=sections)
 
 
 def _total_heads(config: "VllmConfig", heads: int) -> int:
