@@ -190,10 +190,10 @@ async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: 
         raise PreconditionFailed(Reason.PEER_FAILED, f"{source.address} answers with tensors that were not asked for")
     for tensor in found:
         wanted[tensor.id].expected.check(tensor.described)
+    token, bundled = reply.grant.token, tuple(found[1:])
     return Put(
-        found[0].id, found[0].described, token=reply.grant.token, request_id=first.request_id,
-        bundled=tuple(found[1:]), tenant=first.tenant,
-    )  # fmt: skip
+        found[0].id, found[0].described, token=token, request_id=first.request_id, bundled=bundled, tenant=first.tenant
+    )
 
 
 async def give_back(remote: RemoteStores, release: Release, trace: str) -> int | KVGrpcError:
