@@ -60,10 +60,8 @@ class _Split:
         """Returns an engine with room for `tokens` tokens, with a region for each layer."""
         heads = max(self.heads // self.ranks, 1)
         window = tokens // 2 if self.kind is GroupKind.SLIDING_WINDOW else 0
-        group = Group(
-            "kv", self.kind, LAYERS, self.block_tokens, tokens // self.block_tokens, heads, HEAD_DIM, "bfloat16",
-            self.order, window, self.heads,
-        )  # fmt: skip
+        shape = self.block_tokens, tokens // self.block_tokens, heads, HEAD_DIM, "bfloat16"
+        group = Group("kv", self.kind, LAYERS, *shape, self.order, window, self.heads)
         return BridgeSide(uniform_layout(group, 2 * self.block_tokens * heads * HEAD_DIM * _ELEMENT_BYTES), self.ranks)
 
 

@@ -16,10 +16,8 @@ from tests.vllm.servers import MODEL, Server
 
 Prompt = list[int]
 # The parameters that vllm-router sends to any prefill engine.
-PREFILL = {
-    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-    "remote_host": None, "remote_port": None,
-}  # fmt: skip
+_REMOTE = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, **_REMOTE}
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,8 @@ def forked(
     flags: Sequence[str] = FLAGS,
 ) -> Iterator[Forked]:
     """Starts a server with its whole tree on one processor, without waiting until it is up."""
-    request = {
-        "arguments": arguments(server, engines.folder, transfer, flags), "cores": [core],
-        "environment": {**bound_to(core), **environment},
-    }  # fmt: skip
+    own = {**bound_to(core), **environment}
+    request = {"arguments": arguments(server, engines.folder, transfer, flags), "cores": [core], "environment": own}
     mine, theirs = socket.socketpair()
     with mine, theirs:
         pid = engines.fork(request, theirs, engines.folder / f"http-{server.name}.log")

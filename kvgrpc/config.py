@@ -18,9 +18,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.networks import PrivateNetworks, is_loopback, is_named, unreadable
 from kvgrpc.errors import InvalidRequest, KVGrpcError
 
-DTYPE_BYTES = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
-}  # fmt: skip
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
 HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
@@ -62,10 +60,8 @@ class PoolConfig:
             raise invalid("pool.dtype", f"{self.dtype} is not one of {', '.join(DTYPE_BYTES)}")
         if not _DEVICE.fullmatch(str(self.device)):
             raise invalid("pool.device", f"{self.device!r} is neither {HOST} nor a GPU such as cuda:0")
-        group = Group(
-            "full", GroupKind.FULL_ATTENTION, self.layers, self.block_tokens, self.blocks, self.kv_heads,
-            self.head_dim, self.dtype,
-        )  # fmt: skip
+        shape = self.kv_heads, self.head_dim, self.dtype
+        group = Group("full", GroupKind.FULL_ATTENTION, self.layers, self.block_tokens, self.blocks, *shape)
         per_layer = 2 * self.block_tokens * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
         return uniform_layout(group, per_layer)
 
@@ -83,11 +79,9 @@ class SchedulerConfig:
     def rules(self, groups: tuple[Group, ...]) -> Rules:
         most = max((group.layers for group in groups), default=0)
         step = self.layers_per_part
-        ranges = [(first, min(step, most - first)) for first in range(0, most, step)] if step else []
-        return Rules(
-            groups, OnLoss(self.on_loss), self.recompute_threshold_tokens, self.prefill_backoff_tokens, tuple(ranges),
-            self.staged,
-        )  # fmt: skip
+        ranges = tuple([(first, min(step, most - first)) for first in range(0, most, step)] if step else ())
+        counts = self.recompute_threshold_tokens, self.prefill_backoff_tokens
+        return Rules(groups, OnLoss(self.on_loss), *counts, ranges, self.staged)
 
     def check(self) -> None:
         """Raises InvalidRequest for a wrong field."""
@@ -115,10 +109,9 @@ class TensorsConfig:
     waits: int = TensorLimits.waits
 
     def limits(self, spill_pages: int, limits: Limits) -> TensorLimits:
-        return TensorLimits(
-            self.known, self.waits, limits.tombstones, limits.registration_timeout_s, spill_pages,
-            limits.allocation_ttl_s, limits.lease_cap_s,
-        )  # fmt: skip
+        times = limits.allocation_ttl_s, limits.lease_cap_s
+        own = self.known, self.waits
+        return TensorLimits(*own, limits.tombstones, limits.registration_timeout_s, spill_pages, *times)
 
     def layout(self) -> PoolLayout | None:
         """Returns the layout of the embedded store, if there is one. Raises InvalidRequest."""

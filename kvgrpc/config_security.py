@@ -5,9 +5,7 @@ from pathlib import Path
 
 from kvgrpc.config_errors import invalid
 
-TOKEN_ALGORITHMS = (
-    "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
-)  # fmt: skip
+TOKEN_ALGORITHMS = ("ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA")
 """Algorithms of tokens to choose from: those with a public key."""
 TOKEN_LEEWAY_MAX_S = 300.0
 """Maximum difference of clocks that may be forgiven, in seconds."""

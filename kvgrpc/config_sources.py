@@ -112,11 +112,8 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {own[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
 
 
-_TEXTS = (
-    "listen", "admin_listen", "advertise", "engine_id", "weights_revision", "session_socket", "metrics", "ready_file",
-    "shared_dir",
-)  # fmt: skip
 _PATHS = ("session_socket", "ready_file", "shared_dir")
+_TEXTS = ("listen", "admin_listen", "advertise", "engine_id", "weights_revision", "metrics", *_PATHS)
 _CHOICES = ("log_level", "log_format")
 _LISTS = ("data_paths", "dial_allow", "private_networks")
 _NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float, "trace_ring_spans": int}

@@ -52,10 +52,9 @@ class WorldKind:
         """Returns the world of a seed."""
         from sim import drawn
 
-        return drawn(
-            seed, self.steps, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors,
-            collective=self.collective, strangers=self.strangers, rings=self.rings,
-        )  # fmt: skip
+        options = asdict(self)
+        del options["digest"]
+        return drawn(seed, **options)
 
 
 @dataclass
@@ -126,10 +125,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     """
     if scenario is not None:
         raise typer.Exit(_replay_scenario(scenario))
-    kind = WorldKind(
-        steps, liars=liars, unlike=unlike, mirrors=mirrors, collective=collective, strangers=strangers, rings=rings,
-        digest=digest,
-    )  # fmt: skip
+    kind = WorldKind(steps, liars, unlike, mirrors, collective, strangers, rings, digest)
     kind.check()
     if trace:
         if seed is None:

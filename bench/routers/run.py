@@ -22,10 +22,8 @@ from tests.vllm.servers import Server, healthy, new_server, ours
 
 # vLLM's answers to one prompt depend, in the last bits, on the rest of the batch. With float32 no two tokens are
 # equally likely.
-FLAGS = (
-    "--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400",
-    "--dtype", "float32", "--no-skip-tokenizer-init",
-)  # fmt: skip
+_BLOCKS = ("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
+FLAGS = ("--max-model-len", "2048", "--dtype", "float32", "--no-skip-tokenizer-init", *_BLOCKS)
 TTL_S = 10.0
 """TTL of leases in seconds. Most routers end no lease."""
 ANNOUNCE_WAIT_S = "3"
@@ -60,8 +58,8 @@ def run(wanted: WantedParts, folder: Path, ran: Ran) -> None:
     """Runs everything wanted. The results are in `ran` even if the run is ended in the middle."""
     write_model(folder / "model")
     write_tokenizer(folder / "model")
-    asked = {router.name: [case for case in cases(NAMES.index(router.name)) if router.serves(case)]
-             for router in ROUTERS if router.name in wanted.routers}  # fmt: skip
+    routers = [router for router in ROUTERS if router.name in wanted.routers]
+    asked = {one.name: [case for case in cases(NAMES.index(one.name)) if one.serves(case)] for one in routers}
     with ExitStack() as stack:
         engines = Engines(folder, "bench/server_process.py")
         stack.callback(engines.stop)

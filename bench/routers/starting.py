@@ -156,9 +156,8 @@ def _llm_d(site: RouterSite, programs: Programs) -> Iterator[Front]:
     if not programs.llm_d:
         raise Missing("the Go module proxy does not serve it here, and --llm-d names no program")
     port = free_port()
-    command = [
-        *programs.llm_d, f"-port={port}", f"-vllm-port={site.d.port}", "-connector=nixlv2", "-secure-proxy=false"
-    ]  # fmt: skip
+    flags = [f"-port={port}", f"-vllm-port={site.d.port}", "-connector=nixlv2", "-secure-proxy=false"]
+    command = [*programs.llm_d, *flags]
     with running(command, site.folder / "router-llm-d.log"):
         yield _answering(Front(f"http://127.0.0.1:{port}", {"x-prefiller-host-port": f"127.0.0.1:{site.p.port}"}))
 

@@ -18,10 +18,9 @@ def measured(folder: Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
         tell(f"cross: SKIP: no vLLM at {VLLM}: make vllm, or VLLM_VENV")
         return []
     flags, more = ("--dtype", DTYPE), {**environment_of("kvgrpc"), **ACROSS}
-    programs = Programs(
-        VLLMServer(folder), Server("across-P", folder, "prefill", PAGE_TOKENS, flags, **more),
-        Server("across-D", folder, "decode", PAGE_TOKENS, flags, **more),
-    )  # fmt: skip
+    p = Server("across-P", folder, "prefill", PAGE_TOKENS, flags, **more)
+    d = Server("across-D", folder, "decode", PAGE_TOKENS, flags, **more)
+    programs = Programs(VLLMServer(folder), p, d)
     with started([programs.vllm, programs.prefill, programs.decode]):
         equal = {"vllm": True, "sglang": True}
         for length in LENGTHS:

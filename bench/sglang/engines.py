@@ -20,10 +20,8 @@ PAGE_TOKENS = 16
 
 def environment_of(backend: str, times: Path | None = None) -> dict[str, str]:
     """Returns the environment of a server with this back end. `times`: see `site/kvgrpc_bench.py`."""
-    found = {
-        "PYTHONPATH": os.pathsep.join(map(str, (STAND_IN, ROOT, SITE))), "OMP_NUM_THREADS": "1",
-        "SGLANG_HOST_IP": "127.0.0.1",
-    }  # fmt: skip
+    found = {"OMP_NUM_THREADS": "1", "SGLANG_HOST_IP": "127.0.0.1"}
+    found["PYTHONPATH"] = os.pathsep.join(map(str, (STAND_IN, ROOT, SITE)))
     if backend == OWN:
         folders = [str(LIBRARIES / part / "x86_64-linux-gnu") for part in ("usr/lib", "lib")]
         found["LD_LIBRARY_PATH"] = os.pathsep.join(folders)

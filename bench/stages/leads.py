@@ -92,10 +92,8 @@ _PARTS = Method(
     lambda request, caller, call: peer_calls.parts_ready(request, caller, call, _MOST),
     _peer_reply(peer_pb2.PartsReadyResponse, lambda *_: None),
 )  # fmt: skip
-_SETTLE = Method(
-    "SettleAccess", peer_pb2.SettleAccessRequest, peer_calls.settle_access,
-    _peer_reply(peer_pb2.SettleAccessResponse, peer_calls.verdicts),
-)  # fmt: skip
+_VERDICTS = _peer_reply(peer_pb2.SettleAccessResponse, peer_calls.verdicts)
+_SETTLE = Method("SettleAccess", peer_pb2.SettleAccessRequest, peer_calls.settle_access, _VERDICTS)
 
 
 class Lead:

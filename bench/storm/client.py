@@ -58,10 +58,8 @@ class Answer:
 
 async def send(http: ClientSession, url: str, request: StormRequest, storm_began: float) -> Outcome:
     """Sends a request. Always returns, with any outcome."""
-    body = {
-        "model": MODEL, "prompt": request.prompt, "max_tokens": request.answer_tokens, "temperature": 0,
-        "ignore_eos": True, "return_token_ids": True, "stream": request.streams,
-    }  # fmt: skip
+    body = {"model": MODEL, "prompt": request.prompt, "max_tokens": request.answer_tokens, "temperature": 0}
+    body |= {"ignore_eos": True, "return_token_ids": True, "stream": request.streams}
     answer, began = Answer(), time.monotonic()
     limit_s, at_limit = (REQUEST_S, TIMED_OUT) if request.hang_up_s is None else (request.hang_up_s, HUNG_UP)
     try:

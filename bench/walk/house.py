@@ -4,9 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-DEPENDENT = frozenset({
-    "What", "Of", "How", "Whether", "Those", "As", "By", "So", "That", "Who", "Whom", "Whose", "Where", "Which", "With",
-})  # fmt: skip
+_WORDS = "What Of How Whether Those As By So That Who Whom Whose Where Which With"
+DEPENDENT = frozenset(_WORDS.split())
 """Words that make a docstring's beginning depend on what follows: it has no subject, and must be read twice."""
 
 

@@ -124,10 +124,10 @@ class _Pair:
 
     async def pull(self, grant: common_pb2.Grant, blocks: common_pb2.Blocks) -> None:
         """Calls PullBlocks with a wait."""
+        wait = transfer_pb2.TransferWait(timeout=WAIT)
         request = handoff_pb2.PullBlocksRequest(
-            grant=grant, content=_content(), wait=transfer_pb2.TransferWait(timeout=WAIT),
-            destination=handoff_pb2.PullDestination(blocks=blocks),
-        )  # fmt: skip
+            grant=grant, content=_content(), wait=wait, destination=handoff_pb2.PullDestination(blocks=blocks)
+        )
         ended = (await HandoffServiceStub(self._channels[1]).PullBlocks(request)).transfer
         assert ended.state == transfer_pb2.TRANSFER_STATE_SUCCEEDED, ended
 

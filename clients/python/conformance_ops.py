@@ -43,9 +43,7 @@ from kvgrpc.v1 import (
 from kvgrpc.v1.common_pb2 import ResponseHeader
 
 Json = dict[str, Any]
-FILES = (
-    admin_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2,
-)  # fmt: skip
+FILES = (admin_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2)
 METHODS: dict[str, MethodDescriptor] = {
     f"{service.full_name}/{method.name}": method
     for file in FILES

@@ -92,10 +92,8 @@ class DrivenEngine:
         self._turn = threading.Lock()
         """Lock of the model, which computes for one request at a time."""
         config = self.model.config
-        group = Group(
-            "full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, config.kv_heads, config.head_dim,
-            "float32",
-        )  # fmt: skip
+        shape = config.kv_heads, config.head_dim, "float32"
+        group = Group("full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, *shape)
         layout = uniform_layout(group, config.block_bytes(block_tokens))
         self.engine = Engine.attach(
             socket_path, pool=layout, kind=PoolKind.SERVER_MANAGED, weights_revision=self.model.weights_revision

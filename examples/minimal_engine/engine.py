@@ -49,10 +49,8 @@ class MinimalEngine:
         """
         config = ModelConfig(window_tokens=window_tokens)
         self.model = MinimalModel(config)
-        group = Group(
-            "full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, config.kv_heads // ranks,
-            config.head_dim, "float32",
-        )  # fmt: skip
+        shape = config.kv_heads // ranks, config.head_dim, "float32"
+        group = Group("full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, *shape)
         layout = split(uniform_layout(group, config.block_bytes(block_tokens) // ranks), window_tokens)
         self.blocks = GroupBlocks(blocks, block_tokens, layout.groups)
         memories = [np.zeros(layout.total_bytes, dtype=np.uint8) for _ in range(ranks)]

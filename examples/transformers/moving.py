@@ -31,10 +31,10 @@ class Sender:
         computed = cache.layers[layer]
         for name, tensor in (("k", computed.keys), ("v", computed.values)):
             new = tensor[:, :, -self.new_tokens :]
+            to = [self._to]
             self._store.put_async(
-                self._key, f"{layer}.{name}", new, to=[self._to], part=self.part, layer=layer,
-                content_digest=self._digest,
-            )  # fmt: skip
+                self._key, f"{layer}.{name}", new, to=to, part=self.part, layer=layer, content_digest=self._digest
+            )
 
 
 def prefill(model: Any, prompt: list[int], chunk: int, sender: Sender) -> int:

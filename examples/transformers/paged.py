@@ -50,11 +50,9 @@ class PagedEngine:
         self.cache = self.batches.cache
         (self.blocks,) = self.cache.cache_allocators.values()
         config, memory = model.config, self.cache.cache_tensor
-        group = Group(
-            "full", GroupKind.FULL_ATTENTION, config.num_hidden_layers, PAGE_TOKENS,
-            memory.numel() // self.blocks.bytes_per_block, config.num_key_value_heads, config.head_dim,
-            str(model.dtype).removeprefix("torch."),
-        )  # fmt: skip
+        layers, blocks = config.num_hidden_layers, memory.numel() // self.blocks.bytes_per_block
+        shape = config.num_key_value_heads, config.head_dim, str(model.dtype).removeprefix("torch.")
+        group = Group("full", GroupKind.FULL_ATTENTION, layers, PAGE_TOKENS, blocks, *shape)
         pool = uniform_layout(group, self.blocks.bytes_per_page, layers_per_region=group.layers)
         self.engine = Engine.launch(pool=pool, private_memory=True, weights_revision=revision)
         self.rank = Rank(self.engine.ticket, 0, [memory])

@@ -12,7 +12,7 @@ import typer
 
 from kvgrpc import open_files
 from kvgrpc.cli.log_format import configure as configure_log
-from kvgrpc.cli.serve import EXIT_BIND, EXIT_CONFIG
+from kvgrpc.cli.serve import EXIT_BIND, EXIT_CONFIG, report
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def fleet(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
             config, environment | {name: text for name, text in tables.items() if text}, given | {"pool": False}
         )
     except KVGrpcError as error:
-        raise typer.Exit(_report(EXIT_CONFIG, error)) from None
+        raise typer.Exit(report(EXIT_CONFIG, error, "fleet")) from None
     configure_log(settings)
     open_files.raise_limit()
     raise typer.Exit(asyncio.run(_serve(settings)))
@@ -80,9 +80,9 @@ async def _serve(settings: "Config") -> int:
         server = FleetServer(settings, __version__)
         await server.start()
     except AddressInUse as error:
-        return _report(EXIT_BIND, error)
+        return report(EXIT_BIND, error, "fleet")
     except KVGrpcError as error:
-        return _report(EXIT_CONFIG, error)
+        return report(EXIT_CONFIG, error, "fleet")
     calm_collector()
     port = server.address.rpartition(":")[2]
     telemetry.configure(f"{socket.gethostname()}:{port}", __version__)
@@ -91,8 +91,3 @@ async def _serve(settings: "Config") -> int:
     await server.stop()
     telemetry.flush()
     return 0
-
-
-def _report(code: int, error: KVGrpcError) -> int:
-    typer.echo(f"kvgrpc fleet: {error.sentence}", err=True)
-    return code

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -152,7 +152,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         flags = _with_pool(config, environment, flags, pool, no_pool=no_pool)
         settings = config_sources.load(config, environment, flags)
     except KVGrpcError as error:
-        _fail(EXIT_CONFIG, error.sentence)
+        raise typer.Exit(report(EXIT_CONFIG, error)) from None
     configure_log(settings)
     open_files.raise_limit()
     poll_in_place(os.environ)
@@ -170,17 +170,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     raise typer.Exit(asyncio.run(_serve(settings, reload=reload)))
 
 
-_NOT_SETTINGS = (
-    "config",
-    "port",
-    "no_pool",
-    "limit",
-    "launched",
-    "tls_dir",
-    "roles",
-    "check",
-)
-
+_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "launched", "tls_dir", "roles", "check")
 _FLEET = ("fleet_registry", "fleet_role", "fleet_model")
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
 
@@ -235,7 +225,7 @@ async def _serve(settings: "Config", launched: int | None = None, reload: "Reloa
     try:
         server = Server(settings)
     except KVGrpcError as error:
-        return _report(EXIT_CONFIG, error)
+        return report(EXIT_CONFIG, error)
     telemetry.configure(server.config.engine_id, __version__, settings.trace_ring_spans)
     stopping, signals = asyncio.Event(), list[signal.Signals]()
     loop = asyncio.get_running_loop()
@@ -244,11 +234,11 @@ async def _serve(settings: "Config", launched: int | None = None, reload: "Reloa
     try:
         await server.start()
     except AddressInUse as error:
-        return _report(EXIT_BIND, error)
+        return report(EXIT_BIND, error)
     except Exhausted as error:
-        return _report(EXIT_POOL, error)
+        return report(EXIT_POOL, error)
     except KVGrpcError as error:
-        return _report(EXIT_CONFIG, error)
+        return report(EXIT_CONFIG, error)
     calm_collector()
     if reload is not None:
         loop.add_signal_handler(signal.SIGHUP, reload.apply, server)
@@ -281,11 +271,7 @@ def _gone(launched: int, stopping: asyncio.Event) -> None:
     stopping.set()
 
 
-def _report(code: int, error: KVGrpcError) -> int:
-    typer.echo(f"kvgrpc serve: {error.sentence}", err=True)
+def report(code: int, error: KVGrpcError, command: str = "serve") -> int:
+    """Prints why a server does not serve. Returns the exit code."""
+    typer.echo(f"kvgrpc {command}: {error.sentence}", err=True)
     return code
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    typer.echo(f"kvgrpc serve: {message}", err=True)
-    raise typer.Exit(code)

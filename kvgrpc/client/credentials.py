@@ -21,10 +21,7 @@ TOKEN_LOOK_S = 1.0
 """Time between two looks at the file of a token, in seconds."""
 FILE_BYTES_MAX = 1 << 20
 """Maximum size of each file, in bytes."""
-_VARIABLES = {
-    "dir": "KVGRPC_TLS_DIR", "cert": "KVGRPC_TLS_CERT", "key": "KVGRPC_TLS_KEY", "ca": "KVGRPC_TLS_CA",
-    "workload_api": "KVGRPC_TLS_WORKLOAD_API",
-}  # fmt: skip
+_VARIABLES = {name: f"KVGRPC_TLS_{name}".upper() for name in ("dir", "cert", "key", "ca", "workload_api")}
 
 
 @dataclass(frozen=True)

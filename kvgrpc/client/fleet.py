@@ -63,10 +63,8 @@ class Fleet:
         **options: Unpack[opt.CallOptions],
     ) -> pb.PickPairResponse:
         """Returns a prefill and a decode engine for a request, and why these; without them if no pair fits."""
-        request = pb.PickPairRequest(
-            model_name=model_name, model_digest=model_digest, layout_digest=layout_digest, tenant=tenant, chain=chain,
-            excluded_engine_ids=exclude,
-        )  # fmt: skip
+        request = pb.PickPairRequest(model_name=model_name, tenant=tenant, chain=chain, excluded_engine_ids=exclude)
+        request.model_digest, request.layout_digest = model_digest, layout_digest
         return await self._call.read(self._stub.PickPair, request, options)
 
     def watch(self, wanted: pb.EngineFilter | None = None) -> AsyncGenerator[FleetEvent, None]:

@@ -30,10 +30,7 @@ TIMEOUT_S = 10.0
 BATCH_MAX = 5_000
 """Maximum number of leases in one message. A server takes 10,000, but at most 4 MB, and a grant has up to 700 bytes."""
 
-_ENDED: dict[Reason, type[KVGrpcError]] = {
-    Reason.LEASE_NOT_FOUND: NotFound,
-    Reason.INCARNATION_CHANGED: Aborted,
-}
+_ENDED: dict[Reason, type[KVGrpcError]] = {Reason.LEASE_NOT_FOUND: NotFound, Reason.INCARNATION_CHANGED: Aborted}
 
 
 @dataclass(eq=False)

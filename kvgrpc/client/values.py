@@ -41,11 +41,7 @@ AnyLease = str | Lease | Grant
 CALL_OPTIONS = frozenset({"idempotency_key", "limit", "timeout_s"})
 """Options that are not fields of a request."""
 
-_FIELDS = {
-    "consumers": "consumer_count",
-    "dropped_blocks": "dropped_block_counts",
-    "memory": "memory_dispositions",
-}
+_FIELDS = {"consumers": "consumer_count", "dropped_blocks": "dropped_block_counts", "memory": "memory_dispositions"}
 """Fields of options whose names differ."""
 
 _OVER = {

@@ -227,6 +227,7 @@ class Node:
 
     def _make_handlers(self) -> dict[type, tuple[Handler, ...]]:
         """Returns the parts that hear each event, in this order."""
+        computed = (self._moves.checksums_computed, self._prefetch.computed, self._checksums.computed)
         return {
             events.FinishedBlocks: (self._finish,),
             events.PullBlocks: (self._pulls.start,),
@@ -274,9 +275,7 @@ class Node:
             events.SendWanted: (self._send_asks.wanted,),
             events.PostSendAnswered: (self._send_asks.answered,),
             events.ChecksumsAnswered: (self._moves.checksums_answered,),
-            events.ChecksumsComputed: (
-                self._moves.checksums_computed, self._prefetch.computed, self._checksums.computed,
-            ),
+            events.ChecksumsComputed: computed,
             events.CopiedOut: (self._mirror_copies.copied,),
             events.RegisterAnswered: (self._moves.register_answered,),
             events.ProcessEnded: (self._quarantine.process_ended,),
@@ -284,7 +283,7 @@ class Node:
             events.ReleaseQuarantine: (self._quarantine.release,),
             events.StartDrain: (self._start_drain,),
             events.CancelDrain: (self._cancel_drain,),
-        }  # fmt: skip
+        }
 
     def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
         """Returns the part that acts on each deadline; missing ones are deadlines of moves."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath, NotMet, ReachAttempt, Remote, SentByPeers, WrittenByPeers
@@ -9,51 +10,40 @@ from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
+_Made = TypeVar("_Made")
 
 
 def ask_before(path: DataPath, endpoint: RankEndpoint) -> Question | str | None:
     """Returns the question to ask the peer's process first, or None. A text says why the path cannot be used."""
-    try:
-        return path.question(endpoint)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while connecting", path.name)
-        return text(error)
+    return _made_or_why(f"{path.name} broke while connecting", path.question, endpoint)
 
 
 def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote | str:
     """Returns the connected peer, or why it cannot be reached this way."""
-    try:
-        return path.connect(endpoint, answer)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while connecting", path.name)
-        return text(error)
+    return _made_or_why(f"{path.name} broke while connecting", path.connect, endpoint, answer)
 
 
 def reach(
     path: SentByPeers, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | NotMet], None]
 ) -> ReachAttempt | str:
     """Returns the attempt to reach the peer's rank, or why it cannot be reached this way."""
-    try:
-        return path.reach(rank, peer, endpoint, reached)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("a data path broke while reaching rank %d of %s", endpoint.rank, peer)
-        return text(error)
+    broke = f"a data path broke while reaching rank {endpoint.rank} of {peer}"
+    return _made_or_why(broke, path.reach, rank, peer, endpoint, reached)
 
 
 def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | str:
     """Returns `endpoint` with this path's part, or why there is none."""
+    return _made_or_why(f"{path.name} broke while offering this rank's memory", path.offer, endpoint, peer)
+
+
+def _made_or_why(broke: str, make: Callable[..., _Made], *arguments: Any) -> _Made | str:
+    """Returns what a call makes, or why it makes nothing. `broke` is logged for a defect of the path."""
     try:
-        return path.offer(endpoint, peer)
+        return make(*arguments)
     except KVGrpcError as error:
         return error.message
     except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while offering this rank's memory", path.name)
+        _log.exception("%s", broke)
         return text(error)
 
 

@@ -137,10 +137,8 @@ def _torch(device: str) -> Any:
         )
     count = torch.cuda.device_count()
     if int(device.removeprefix("cuda:")) >= count:
-        raise InvalidRequest(
-            Reason.INVALID_FIELD, "the configuration is not usable",
-            violations=(FieldViolation("pool.device", f"{device} is not there: torch finds {count}, from cuda:0 on"),),
-        )  # fmt: skip
+        wrong = FieldViolation("pool.device", f"{device} is not there: torch finds {count}, from cuda:0 on")
+        raise InvalidRequest(Reason.INVALID_FIELD, "the configuration is not usable", violations=(wrong,))
     return torch
 
 

@@ -182,7 +182,7 @@ class Engine(AbstractContextManager["Engine"]):
         ttl_s = granted_ttl(ttl_s, self.limits)
         began_us = plausible(request_time_us, time.time_ns() // 1000)
         granted_firm_ttl(firm_ttl_s, self.limits)
-        key, own, lease = self._lives.sign_with(), named_blocks(blocks, self.incarnation), self._lives.mint()
+        key, own, lease = self._lives.present().grant_key, named_blocks(blocks, self.incarnation), self._lives.mint()
         claims = grants.Claims(
             access=grants.AccessKind.READ, engine_id=self.engine_id, incarnation=self.incarnation, address=self.address,
             lease_id=lease, transfer_key=transfer_key, ttl_s=ttl_s, token_count=content.tokens, on_abort=on_abort,
@@ -228,7 +228,7 @@ class Engine(AbstractContextManager["Engine"]):
         )  # fmt: skip
         usable = use_tokens or largest_use(content.tokens, offer_tokens)
         pull = Pull(ask=self._lives.ask, request_id=request_id, use_tokens=usable, incarnation=self.incarnation)
-        self._lives.ask_for(pull, traceparent, pull_blocks=request)
+        self._lives.present().ask_for(pull, traceparent, pull_blocks=request)
         return pull
 
     def reserve(  # noqa: PLR0913 - by name, each with a default
@@ -341,7 +341,7 @@ class Engine(AbstractContextManager["Engine"]):
         """Queues any call of the session, by its field there, and returns its number. `poll` sends it, and brings its
         `answer`. For engines whose lead is not replaced: with a SERVER_MANAGED pool, or attached.
         """
-        return self._lives.begin(traceparent, **request)
+        return self._lives.present().begin(traceparent, **request)
 
     def answered(self, number: int) -> bool:
         """Returns whether a call has an answer."""

@@ -209,11 +209,10 @@ def tensor_wish(params: Params, ttl_s: float | None = None, traceparent: str = "
     if decodes and not intent.transfer_key and not params.get("transfer_id"):
         raise _invalid("kvgrpc_intent.transferKey", "is required to take tensors: it is in the answer of the prefill")
     source = _address(params, intent)
-    return TensorWish(
-        _key(intent, params) or os.urandom(TRANSFER_KEY_BYTES_MIN), prefills, source.address,
-        intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id,
-        {TRANSFER_MODE_PUSH: True, TRANSFER_MODE_PULL: False}.get(intent.mode), traceparent,
-    )  # fmt: skip
+    key = _key(intent, params) or os.urandom(TRANSFER_KEY_BYTES_MIN)
+    ttl_s = intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s
+    puts = {TRANSFER_MODE_PUSH: True, TRANSFER_MODE_PULL: False}.get(intent.mode)
+    return TensorWish(key, prefills, source.address, ttl_s, intent.request_id, puts, traceparent)
 
 
 def answered_named(key: bytes, address: str, *, puts: bool, traceparent: str = "") -> dict[str, Any]:

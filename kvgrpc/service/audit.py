@@ -102,16 +102,13 @@ class Audit:
             return
         target = " ".join(f"{name}={value}" for name, value in target_of(request).items() if value not in ("", 0, []))
         said = getattr(request, "message", "") or getattr(request, "reason", "")
-        record = AuditRecord(
-            self._number, now, note(caller), note(connection), method, note(target),
-            DONE if error is None else error.reason.value, note(said),
-        )  # fmt: skip
+        outcome = DONE if error is None else error.reason.value
+        who = note(caller), note(connection)
+        record = AuditRecord(self._number, now, *who, method, note(target), outcome, note(said))
         (self._done if error is None else self._refused).add(record)
         if _log.isEnabledFor(logging.INFO):
-            line = {
-                "caller": record.caller, "connection": record.connection, "method": method, "target": record.target,
-                "outcome": record.outcome, "message": record.message,
-            }  # fmt: skip
+            names = ("caller", "connection", "method", "target", "outcome", "message")
+            line = {name: getattr(record, name) for name in names}
             _log.info("audit %s", json.dumps(line))
 
     def _too_often(self, caller: str, now: float) -> bool:

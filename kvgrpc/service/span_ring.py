@@ -108,13 +108,9 @@ class _RingSpan:
         """Keeps the span."""
         if self._inner is not None:
             self._inner.end(failure, error_type, at_ns)
-        name, kind, attributes = self._what
-        self._ring.add(
-            SpanRow(
-                next(self._ring.numbers), self.traceparent, self._parent, name, kind, attributes, self._start_ns,
-                time.time_ns() if at_ns is None else at_ns, note(failure) if failure else "", self.tenant,
-            )
-        )  # fmt: skip
+        place = next(self._ring.numbers), self.traceparent, self._parent
+        times_ns = self._start_ns, time.time_ns() if at_ns is None else at_ns
+        self._ring.add(SpanRow(*place, *self._what, *times_ns, note(failure) if failure else "", self.tenant))
 
 
 def of_tenant(tenant: str, span: OpenSpan) -> OpenSpan:

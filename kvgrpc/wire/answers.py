@@ -2,6 +2,8 @@
 
 import re
 
+from google.protobuf.message import Message
+
 from kvgrpc.core.actions import (
     Acknowledged,
     Allocated,
@@ -20,7 +22,7 @@ from kvgrpc.core.actions import (
     Registered,
     Released,
     Renewed,
-)  # fmt: skip
+)
 from kvgrpc.core.tables import transfers
 from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.pins import PinKind
@@ -194,10 +196,7 @@ _WithGrant = handoff_pb2.FinishedBlocksResponse | handoff_pb2.ReserveBlocksRespo
 
 
 def put_finished(
-    answer: HandedOver | GaveUp | PushExpected,
-    into: handoff_pb2.FinishedBlocksResponse,
-    now: float,
-    incarnation: int,
+    answer: HandedOver | GaveUp | PushExpected, into: handoff_pb2.FinishedBlocksResponse, now: float, incarnation: int
 ) -> None:
     """Fills in the reply to FinishedBlocks. A hand-over that was only expected has nothing to tell."""
     match answer:
@@ -276,18 +275,11 @@ def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _n
     into.differences.extend([description.difference_to_proto(difference) for difference in differences])
 
 
-def put_connected(
-    _answer: PeerConnected, _into: handshake_pb2.ConnectPeerResponse, _now: float, _incarnation: int
-) -> None:
+def put_connected(_answer: PeerConnected, _into: Message, _now: float, _incarnation: int) -> None:
     """Fills in nothing: the RPC shows the peer as it is in the moment of its reply."""
 
 
-def put_drain_changed(
-    _answer: DrainChanged,
-    _into: admin_pb2.StartDrainResponse | admin_pb2.CancelDrainResponse,
-    _now: float,
-    _incarnation: int,
-) -> None:
+def put_drain_changed(_answer: DrainChanged, _into: Message, _now: float, _incarnation: int) -> None:
     """Fills in nothing: the RPC shows the drain as it is in the moment of its reply."""
 
 

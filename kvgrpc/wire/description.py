@@ -12,14 +12,7 @@ from kvgrpc.core.values.limits import MESSAGE_BYTES
 from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import InvalidRequest, Reason, invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
-from kvgrpc.wire.bounds import (
-    GROUPS_MAX,
-    NAMES_MAX,
-    REGIONS_MAX,
-    TEXT_BYTES_MAX,
-    check_count,
-    text,
-)
+from kvgrpc.wire.bounds import GROUPS_MAX, NAMES_MAX, REGIONS_MAX, TEXT_BYTES_MAX, check_count, text
 from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.paths import in_schema
 from kvgrpc.wire.values import data_path, duration, reason

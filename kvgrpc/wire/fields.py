@@ -66,14 +66,12 @@ class Bound:
         return f"has at most {self.most} bytes" if self.kind is BoundKind.BYTES else f"is at most {self.most}"
 
 
+_RESULTS = "OpenAccessResponse.results SettleAccessResponse.results CloseAccessResponse.results"
 TABLE: tuple[Bound, ...] = (
+    Bound(BoundKind.ROWS, bounds.ROWS_MAX, f"openings settlings closings {_RESULTS}"),
     Bound(
-        BoundKind.ROWS, bounds.ROWS_MAX,
-        "openings settlings closings OpenAccessResponse.results SettleAccessResponse.results "
-        "CloseAccessResponse.results",
-    ),
-    Bound(
-        BoundKind.ROWS, bounds.CALLS_MAX,
+        BoundKind.ROWS,
+        bounds.CALLS_MAX,
         "ConverseRequest.calls StreamCallsRequest.calls cancelled_call_ids answers ScheduleRequest.calls",
     ),
     Bound(BoundKind.ROWS, bounds.FRAME_ROWS_MAX, "CallBatch.calls reports"),
@@ -88,14 +86,12 @@ TABLE: tuple[Bound, ...] = (
     Bound(BoundKind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
     Bound(BoundKind.ROWS, bounds.IDS_MAX, "transfer_ids leases reading_access_ids"),
     Bound(BoundKind.ROWS, bounds.SEND_RUNS_MAX, "offsets nbytes"),
-    Bound(
-        BoundKind.ROWS, bounds.SEND_VALUES_MAX,
-        "PostSendRequest.values PostSendResponse.values",
-    ),
+    Bound(BoundKind.ROWS, bounds.SEND_VALUES_MAX, "PostSendRequest.values PostSendResponse.values"),
     Bound(BoundKind.ROWS, bounds.TOKENS_MAX, "token_ids values"),
     Bound(BoundKind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
     Bound(
-        BoundKind.ROWS, bounds.NAMES_MAX,
+        BoundKind.ROWS,
+        bounds.NAMES_MAX,
         "features required_features states memory_dispositions labels rejected free_allocation_ids consumers "
         "state_sections details excluded_engine_ids",
     ),
@@ -105,7 +101,8 @@ TABLE: tuple[Bound, ...] = (
     Bound(BoundKind.ROWS, DIMENSIONS_MAX * TENSORS_MAX, "shape_sizes"),
     Bound(BoundKind.ROWS, PROOFS_MAX, "proofs"),
     Bound(
-        BoundKind.BYTES, bounds.TEXT_BYTES_MAX,
+        BoundKind.BYTES,
+        bounds.TEXT_BYTES_MAX,
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
         "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
@@ -114,7 +111,8 @@ TABLE: tuple[Bound, ...] = (
     ),
     Bound(BoundKind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
-        BoundKind.BYTES, bounds.SECRET_BYTES_MAX,
+        BoundKind.BYTES,
+        bounds.SECRET_BYTES_MAX,
         "GroupValue.value access_id reverse_access_id reading_access_ids token digest opaque_id transfer_key nonce "
         "ticket rank_ticket content_digest device_uuid proof proofs",
     ),
@@ -123,24 +121,26 @@ TABLE: tuple[Bound, ...] = (
     Bound(BoundKind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests prefix_digests"),
     Bound(BoundKind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
     Bound(
-        BoundKind.CUT, NOTE_BYTES_MAX,
-        "message why not_at_rest field here there traceparent StartDrainRequest.reason",
+        BoundKind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent StartDrainRequest.reason"
     ),
     Bound(
-        BoundKind.NUMBER, BYTES_MAX,
+        BoundKind.NUMBER,
+        BYTES_MAX,
         "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes layer_bytes "
         "values_bytes head_bytes token_bytes key_element_bytes",
     ),
     Bound(BoundKind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
     Bound(BoundKind.NUMBER, LAYERS_MAX, "Group.layer_count"),
     Bound(
-        BoundKind.NUMBER, INTEGER_MAX,
+        BoundKind.NUMBER,
+        INTEGER_MAX,
         "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id "
         "cancelled_call_ids sequence released_count source_released_count "
         "request_time_us after_offer_seq",
     ),
     Bound(
-        BoundKind.FREE, 0,
+        BoundKind.FREE,
+        0,
         "seconds nanos rank source_rank peer_rank world_size device void_slot group block count first number part "
         "part_epoch epoch framing "
         "priority consumer_count done_consumer_count page_size token_count opaque_tokens offer_tokens use_tokens "
@@ -149,7 +149,7 @@ TABLE: tuple[Bound, ...] = (
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "
         "total_kv_head_count stage layer shape_sizes page_count page_count_max allocation message_bytes code",
     ),
-)  # fmt: skip
+)
 _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}
 
 

@@ -71,9 +71,8 @@ def command_of(  # noqa: C901 - one case for each command
         case MakeOffer():
             made.offer.key, made.offer.peer = action.key, action.peer
         case MapPeer():
-            made.connect.peer, made.connect.attempt, made.connect.peer_rank = (
-                action.peer, action.attempt, action.endpoint.rank,
-            )  # fmt: skip
+            made.connect.peer, made.connect.attempt = action.peer, action.attempt
+            made.connect.peer_rank = action.endpoint.rank
             made.connect.endpoint.CopyFrom(endpoint_to_proto(action.endpoint))
             made.connect.allowed.extend(allowed if action.allowed is None else action.allowed)
         case UnmapPeer():

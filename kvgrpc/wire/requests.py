@@ -14,23 +14,9 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import invalid, note
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire.bounds import (
-    GROUPS_MAX,
-    IDS_MAX,
-    NAMES_MAX,
-    check_count,
-    text,
-)
+from kvgrpc.wire.bounds import GROUPS_MAX, IDS_MAX, NAMES_MAX, check_count, text
 from kvgrpc.wire.enums import numbers
-from kvgrpc.wire.values import (
-    claims_of,
-    content,
-    layer_range,
-    lists_of,
-    on_abort,
-    seconds,
-    timeout_s,
-)
+from kvgrpc.wire.values import claims_of, content, layer_range, lists_of, on_abort, seconds, timeout_s
 
 CONSUMERS_MAX = 1024
 _SCOPES = {int(number): scope for scope, number in numbers(transfer_pb2.CancelScope, events.CancelScope).items()}
@@ -266,10 +252,10 @@ def renew_leases(
     source = push_source(request.source) if request.HasField("source") else None
     if source is not None and not source.address:
         raise invalid("source.address", "is required where a source is named")
+    only = request.validate_only
     return events.RenewLeases(
-        call, refs, ttl_s, for_access=request.for_access, validate_only=request.validate_only, reading=reading,
-        source=source,
-    )  # fmt: skip
+        call, refs, ttl_s, for_access=request.for_access, validate_only=only, reading=reading, source=source
+    )
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:

@@ -27,9 +27,9 @@ Report = events.SendWanted | events.SendPosted | events.MeetingBegan
 
 def post_send_request(access_id: bytes, ask: SendAsk) -> peer_pb2.PostSendRequest:
     request = peer_pb2.PostSendRequest(
-        access_id=access_id, source_rank=ask.source_rank, rank=ask.rank, epoch=ask.epoch, sequence=ask.sequence,
-        values=[peer_pb2.GroupValue(key=key, value=value) for key, value in ask.values],
-    )  # fmt: skip
+        access_id=access_id, source_rank=ask.source_rank, rank=ask.rank, epoch=ask.epoch, sequence=ask.sequence
+    )
+    request.values.extend([peer_pb2.GroupValue(key=key, value=value) for key, value in ask.values])
     put_columns(request, offsets=ask.offsets, nbytes=ask.nbytes)
     return request
 
@@ -41,11 +41,8 @@ def post_send(request: peer_pb2.PostSendRequest, caller: peer_pb2.Caller, call: 
         raise invalid("offsets", "is empty where sequence is 0")
     if request.sequence and not request.offsets:
         raise invalid("offsets", "names a run where sequence is not 0")
-    ask = SendAsk(
-        request.source_rank, request.rank, request.epoch, request.sequence, _offsets("offsets", request.offsets),
-        _offsets("nbytes", request.nbytes),
-        _values(request.values),
-    )  # fmt: skip
+    runs, values = (_offsets("offsets", request.offsets), _offsets("nbytes", request.nbytes)), _values(request.values)
+    ask = SendAsk(request.source_rank, request.rank, request.epoch, request.sequence, *runs, values)
     return events.PostSend(call, caller.engine_id, caller.incarnation, request.access_id, ask)
 
 
@@ -58,27 +55,23 @@ def send_under_way(reply: peer_pb2.PostSendResponse) -> Values:
 def put_send(action: Send, made: rank_pb2.SendCommand) -> None:
     """Writes the command to send bytes, or to make a process group, into an empty message."""
     ask = action.ask
-    made.name, made.peer, made.peer_rank, made.epoch, made.sequence = (
-        action.name, action.peer, ask.rank, ask.epoch, ask.sequence,
-    )  # fmt: skip
+    made.name, made.peer, made.peer_rank = action.name, action.peer, ask.rank
+    made.epoch, made.sequence = ask.epoch, ask.sequence
     put_columns(made, offsets=ask.offsets, nbytes=ask.nbytes)
     made.values.extend(_send_values(ask.values))
 
 
 def ask_of(rank: int, command: rank_pb2.SendCommand) -> SendAsk:
     """Converts a send command in the worker of the sending rank: the inverse of `put_send`."""
-    return SendAsk(
-        rank, command.peer_rank, command.epoch, command.sequence, ids(command.offsets), ids(command.nbytes),
-        _values(command.values),
-    )  # fmt: skip
+    runs, values = (ids(command.offsets), ids(command.nbytes)), _values(command.values)
+    return SendAsk(rank, command.peer_rank, command.epoch, command.sequence, *runs, values)
 
 
 def put_send_answer(action: AnswerSend, made: rank_pb2.SendAnswerCommand) -> None:
     """Writes the command that carries the answer to an ask into an empty message."""
     answer = action.answer
-    made.peer, made.peer_rank, made.epoch, made.sequence = (
-        action.peer, answer.source_rank, answer.epoch, answer.sequence,
-    )  # fmt: skip
+    made.peer, made.peer_rank = action.peer, answer.source_rank
+    made.epoch, made.sequence = answer.epoch, answer.sequence
     made.values.extend(_send_values(answer.values))
     made.error, made.unknown, made.regroup = answer.error, not answer.known, answer.regroup
     made.permanent = answer.permanent

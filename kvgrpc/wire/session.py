@@ -59,10 +59,8 @@ def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
 
 
 def _telemetry(value: MoveTelemetry) -> session_pb2.MoveTelemetry:
-    return session_pb2.MoveTelemetry(
-        moved_bytes=value.nbytes, descriptor_count=value.descriptors, wire=duration(value.wire_s),
-        post=duration(value.post_s),
-    )  # fmt: skip
+    wire, post = duration(value.wire_s), duration(value.post_s)
+    return session_pb2.MoveTelemetry(moved_bytes=value.nbytes, descriptor_count=value.descriptors, wire=wire, post=post)
 
 
 def telemetry_from_proto(value: session_pb2.MoveTelemetry) -> MoveTelemetry:
@@ -93,8 +91,7 @@ def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Recl
 
 
 def peer_rank_of(
-    rank: int,
-    message: rank_pb2.ConnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport | rank_pb2.ProcessReport,
+    rank: int, message: rank_pb2.ConnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport | rank_pb2.ProcessReport
 ) -> int:
     """Returns the peer's rank in a command to a rank, or in its report; the rank's own number if it is not stated."""
     return message.peer_rank if message.HasField("peer_rank") else rank
@@ -115,10 +112,10 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
         case "posting":
             end = report.posting
             quiesced = end.done or end.quiesced
+            wire_s, post_s, why = _seconds(end.wire), _seconds(end.post), note(end.message)
             event = events.PostingEnded(
-                end.posting_id, end.done, end.nbytes, _seconds(end.wire), note(end.message), quiesced, end.own_at_rest,
-                _seconds(end.post),
-            )  # fmt: skip
+                end.posting_id, end.done, end.nbytes, wire_s, why, quiesced, end.own_at_rest, post_s
+            )
         case "step":
             event = step_of(rank, report.step)
         case "process":

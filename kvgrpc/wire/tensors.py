@@ -140,10 +140,10 @@ def name_to_proto(id_: TensorId) -> tensor_pb2.TensorName:
 
 def description_to_proto(value: Description) -> tensor_pb2.TensorDescription:
     """Makes the message of a description: the inverse of `described`."""
+    digest = value.content_digest
     return tensor_pb2.TensorDescription(
-        dtype=value.dtype, shape_sizes=value.shape, nbytes=value.nbytes, layer=value.layer,
-        content_digest=value.content_digest,
-    )  # fmt: skip
+        dtype=value.dtype, shape_sizes=value.shape, nbytes=value.nbytes, layer=value.layer, content_digest=digest
+    )
 
 
 def bundled_to_proto(value: NamedTensor) -> tensor_pb2.BundledTensor:
@@ -160,10 +160,10 @@ def wanted_to_proto(value: Get) -> tensor_pb2.WantedTensor:
 
 def expected_to_proto(value: ExpectedTensor) -> tensor_pb2.ExpectedTensor:
     """Makes the message of an expectation, in the form that `get` reads."""
+    dtype, shape, digest = value.dtype or "", value.shape or (), value.content_digest or b""
     return tensor_pb2.ExpectedTensor(
-        dtype=value.dtype or "", shape_sizes=value.shape or (), scalar=value.shape == (), layer=value.layer,
-        content_digest=value.content_digest or b"",
-    )  # fmt: skip
+        dtype=dtype, shape_sizes=shape, scalar=value.shape == (), layer=value.layer, content_digest=digest
+    )
 
 
 def row(value: Tensor | TensorOffer, now: float, transfers: TransferTable) -> tensor_pb2.Tensor:

@@ -98,10 +98,8 @@ class EngineFetches:
         destination, step = self._destination(fetch)
 
         def ask(call: Call) -> ReserveBlocks:
-            return ReserveBlocks(
-                call, key, destination.blocks, content_of(wish.prompt), fetch.have_tokens, 0, source, wish.request_id,
-                after_step=step, priority=wish.priority,
-            )  # fmt: skip
+            named, of = (key, destination.blocks, content_of(wish.prompt)), (source, wish.request_id)
+            return ReserveBlocks(call, *named, fetch.have_tokens, 0, *of, after_step=step, priority=wish.priority)
 
         def give(result: Result) -> None:
             self._pulling(fetch, result)

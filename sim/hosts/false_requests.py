@@ -27,10 +27,8 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from sim.hosts.known import UINT64, Known
 
 T = TypeVar("T")
-PeerRequest = (
-    HandshakeReceived | OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | PostSend | RegisterPush
-    | RenewLeases | ReleaseLease
-)  # fmt: skip
+_OfAccess = OpenAccess | SettleAccess | CloseAccess | ChecksumBlocks | PostSend
+PeerRequest = HandshakeReceived | PartsReady | RegisterPush | RenewLeases | ReleaseLease | _OfAccess
 """Requests of one lead to another."""
 CALL = Call(0, "")
 SENDS = 3
@@ -155,10 +153,9 @@ class FalseRequests:
             again = rng.choice(known.openings)
             return replace(again, access_id=rng.choice((again.access_id, fresh, fresh)))
         reverse = rng.choice((b"", rng.randbytes(ACCESS_ID_BYTES)))
-        return AccessOpening(
-            fresh, known.token(), self._claim(None), known.text(), known.text(), (), reverse,
-            known.content(None), known.number(0), known.parts(()),
-        )  # fmt: skip
+        named = known.token(), self._claim(None), known.text(), known.text()
+        content, tokens, parts = known.content(None), known.number(0), known.parts(())
+        return AccessOpening(fresh, *named, (), reverse, content, tokens, parts)
 
     def _claim(self, claim: ContentClaim | None) -> ContentClaim | None:
         rng, known = self._rng, self._known

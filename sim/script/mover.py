@@ -108,12 +108,10 @@ class HandMover(Mover):
         def mapped(why: str) -> None:
             if door is not None and not why:
                 self._mapped[action.rank, action.peer, action.endpoint.rank] = door
+            via, tried = ("", ((path, why),)) if why else (path, ())
             self._report(
-                PeerMapped(
-                    action.rank, action.peer, "" if why else path, "by hand", ((path, why),) if why else (),
-                    action.attempt, action.endpoint.rank,
-                )
-            )  # fmt: skip
+                PeerMapped(action.rank, action.peer, via, "by hand", tried, action.attempt, action.endpoint.rank)
+            )
 
         if found and path == "collective":
             self._groups.map(action, mapped)

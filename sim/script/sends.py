@@ -22,7 +22,7 @@ class ScriptSends:
 
     def __init__(
         self, host: HandHost, shop: Workshop, jobs: dict[str, ScriptJob], say: Callable[[str, str], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._host = host
         self._shop = shop
         self._jobs = jobs

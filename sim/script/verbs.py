@@ -229,9 +229,7 @@ def show(stage: ScriptStage, line: CommandLine) -> None:
         stage.say(row)
 
 
-def route(
-    stage: ScriptStage, address: str, name: str, ask: Callable[..., Event], told: Callable[..., str]
-) -> None:  # fmt: skip
+def route(stage: ScriptStage, address: str, name: str, ask: Callable[..., Event], told: Callable[..., str]) -> None:
     """Makes a call as a router."""
 
     def give(result: Result) -> None:

@@ -122,16 +122,14 @@ class _Request:
 
     def _offer(self, firm_ttl_s: float | None) -> PromptOffer:
         """Returns an offer. A firm time of 0 is for the next turn, whose KV is already here."""
+        key, in_line = self._rng.randbytes(16), firm_ttl_s is None
         return PromptOffer(
-            self._rng.randbytes(16), self._name, self._prompt, 600.0, firm_ttl_s, request_time_us=self._time_us,
-            in_line=firm_ttl_s is None,
-        )  # fmt: skip
+            key, self._name, self._prompt, 600.0, firm_ttl_s, request_time_us=self._time_us, in_line=in_line
+        )
 
     def _wish(self) -> PromptWish:
-        return PromptWish(
-            self._name, self._prompt, self._rng.randbytes(16), blocks_after_s=AGAIN_S, request_time_us=self._time_us,
-            in_line=True,
-        )  # fmt: skip
+        key, time_us = self._rng.randbytes(16), self._time_us
+        return PromptWish(self._name, self._prompt, key, blocks_after_s=AGAIN_S, request_time_us=time_us, in_line=True)
 
     @property
     def _name(self) -> str:

@@ -40,11 +40,11 @@ TIGHT = Limits(
 
 UNLUCKY = Mishaps(
     crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, isolate=0.2, stop=0.4
-)  # fmt: skip
+)
 """Mishaps with which every host has some trouble within a minute."""
 DOOMED = Mishaps(
     crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, isolate=0.7, stop=1.5
-)  # fmt: skip
+)
 """Mishaps with which something happens every second."""
 
 HANG_UPS = (0.0, 0.1, 0.5)
@@ -203,10 +203,8 @@ def _ring(seed: int, steps: int) -> Setup:
     rng = Random(f"{seed}/ring")  # noqa: S311 - a simulation, no secrets
     engines, cell_s = rng.choice((2, 2, 3, 4)), rng.choice((QUICK_S, QUICK_S, SLOW_S))
     habits, blocks = TrafficHabits(turns=rng.choice((0.0, 0.5))), rng.choice((12, 16, 24))
-    return Setup(
-        seed, steps, engines=engines, blocks=blocks, habits=habits, faults=Faults(cell_s=cell_s),
-        aliased=rng.random() < ALIASED, ring=engines * rng.choice((6, 10)),
-    )  # fmt: skip
+    faults, aliased, ring = Faults(cell_s=cell_s), rng.random() < ALIASED, engines * rng.choice((6, 10))
+    return Setup(seed, steps, engines=engines, blocks=blocks, habits=habits, faults=faults, aliased=aliased, ring=ring)
 
 
 def _mirrored(setup: Setup, rng: Random) -> Setup:
@@ -290,10 +288,8 @@ def _unlike(setup: Setup, rng: Random) -> Setup:
     head_dim, faults = rng.choice(HEAD_DIMS), replace(setup.faults, corrupt=0.0)
     # Whole cells move at once, also for each of several pairs.
     limits = replace(setup.limits, in_flight_bytes=setup.limits.in_flight_bytes * max(RANKS) * cell_bytes(head_dim))
-    return replace(
-        setup, unlike=ranks, ranks=max(ranks), head_dim=head_dim, faults=faults, limits=limits, checksums=False,
-        aliased=False,
-    )  # fmt: skip
+    plain = replace(setup, checksums=False, aliased=False)
+    return replace(plain, unlike=ranks, ranks=max(ranks), head_dim=head_dim, faults=faults, limits=limits)
 
 
 def _staged(setup: Setup, rng: Random) -> Setup:

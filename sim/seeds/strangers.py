@@ -95,9 +95,7 @@ class Stranger:
         """Hands over blocks for others to read, as FinishedBlocks or as GrantLease."""
         content = self._content()
         blocks, transfer = self._blocks(state, content.tokens), self._rng.random() < 0.5
-        return FinishedBlocks(
-            CALL, self._key(), blocks, content, transfer=transfer, allocation_id=self._stated(state)
-        )  # fmt: skip
+        return FinishedBlocks(CALL, self._key(), blocks, content, transfer=transfer, allocation_id=self._stated(state))
 
     def _reserve(self, state: NodeState) -> ReserveBlocks:
         content = self._content()

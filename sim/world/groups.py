@@ -84,9 +84,8 @@ class Groups:
     """The process groups of one life. `wires` are those of the whole world."""
 
     def __init__(
-        self, ranks: Ranks, wires: Wires, memories: list[Memory], luck: Luck,
-        report: Callable[[Event], None],
-    ) -> None:  # fmt: skip
+        self, ranks: Ranks, wires: Wires, memories: list[Memory], luck: Luck, report: Callable[[Event], None]
+    ) -> None:
         self._ranks = ranks
         self._wires = wires
         self._memories = memories

@@ -15,9 +15,7 @@ CASE_KEYS = {
     "measure", "prompt_tokens", "concurrency", "requests", "ms_p50", "ms_worst", "nixl_connector_ms_p50",
     "nixl_connector_ms_worst", "ratio_nixl_connector", "ratio_worst",
 }  # fmt: skip
-KEYS = {
-    "cases", "hooks_us_p50", "hooks_us", "missed", "data_paths", "spinning", "repeats", "machine", "versions",
-}  # fmt: skip
+KEYS = {"cases", "hooks_us_p50", "hooks_us", "missed", "data_paths", "spinning", "repeats", "machine", "versions"}
 
 
 def shown(capsys: pytest.CaptureFixture[str], *cases: Case, hooks: Any = HOOKS, as_json: bool = True) -> str:

@@ -149,10 +149,8 @@ def check_details(found: dict[str, Any]) -> None:
 
 def measure(command: str, *flags: str) -> Any:
     """Returns the JSON output of `python -m bench`, which has told of every step, up to their total."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", command, "--quick", "--json", "--repeats", "1", *flags],
-        cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+    program = [sys.executable, "-m", "bench", command, "--quick", "--json", "--repeats", "1", *flags]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     steps = [(int(step), int(total)) for step, total in re.findall(r"% step (\d+) of (\d+): ", done.stderr)]
     total = steps[-1][1]

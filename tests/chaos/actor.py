@@ -153,10 +153,8 @@ class Actor:
     def _begun(self, engine: Engine) -> dict[str, Any]:
         self.engine, self._handles, self._events = engine, {}, []
         ticket = engine.ticket
-        return {
-            "path": ticket.socket_path, "secret": ticket.secret.hex(), "memory_bytes": ticket.memory_bytes,
-            "comes_back_s": ticket.comes_back_s,
-        }  # fmt: skip
+        own = {"path": ticket.socket_path, "secret": ticket.secret.hex()}
+        return {**own, "memory_bytes": ticket.memory_bytes, "comes_back_s": ticket.comes_back_s}
 
     @property
     def _engine(self) -> Engine:

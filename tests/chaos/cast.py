@@ -108,10 +108,8 @@ class Player:
         """Starts a new life of the engine."""
         ticket = self._attach_scheduler()
         flags, environment = PATHS[self._setting.path]
-        work = {
-            "private": self._private, "path": flags[-1], "environment": environment,
-            "bytes_per_s": self._setting.bytes_per_s,
-        }  # fmt: skip
+        work = {"private": self._private, "path": flags[-1], "environment": environment}
+        work["bytes_per_s"] = self._setting.bytes_per_s
         assert self.worker.ask(op="work", ticket=ticket, **work) == "attached"
 
     def _attach_scheduler(self) -> Any:

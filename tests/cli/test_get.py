@@ -185,10 +185,8 @@ def test_what_callers_sent_neither_breaks_a_line_nor_commands_the_terminal(serve
         blocks = client.allocate(2, request_id=FORGED, label=FORGED)
         lease = client.grant_lease(blocks, TOKENS, request_id=FORGED).lease.lease_id
         block = str(blocks.blocks.groups[0].runs.starts[0])
-        for command in (
-            ("get", "leases"), ("get", "allocations"), ("get", "pins"), ("describe", "lease", lease), ("why", block),
-            ("status",), ("drain",),
-        ):  # fmt: skip
+        lists = [("get", kind) for kind in ("leases", "allocations", "pins")]
+        for command in (*lists, ("describe", "lease", lease), ("why", block), ("status",), ("drain",)):
             code, lines, _ = run(*command, p.address)
             assert code == 0, command
             assert all(line.isprintable() for line in lines), (command, lines)

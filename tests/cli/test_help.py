@@ -67,10 +67,8 @@ def test_a_shell_gets_a_script_and_with_it_the_names_of_commands(shell: str) -> 
         "fish": {"_TYPER_COMPLETE_ARGS": "kvgrpc sta", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
     run = "import sys; sys.argv = ['kvgrpc']; from kvgrpc.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", run], capture_output=True, text=True, check=False,
-        env=os.environ | asked | {"_KVGRPC_COMPLETE": f"complete_{shell}"},
-    )  # fmt: skip
+    env = os.environ | asked | {"_KVGRPC_COMPLETE": f"complete_{shell}"}
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=False, env=env)
     assert "status" in done.stdout
 
 

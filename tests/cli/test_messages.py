@@ -55,9 +55,8 @@ def test_an_address_may_be_a_target_of_grpc(scheme: str, unused_tcp_port: int) -
 def test_a_server_that_is_not_reached_is_told_with_how_to_start_one(command: str, unused_tcp_port: int) -> None:
     address = f"127.0.0.1:{unused_tcp_port}"
     code, shown, said = run(*command.split(), address)
-    assert (code, shown, said.splitlines()[1:]) == (
-        1, "", [f"Is a server running there? Start one with: kvgrpc serve --listen {address}"]
-    )  # fmt: skip
+    expected = (1, "", [f"Is a server running there? Start one with: kvgrpc serve --listen {address}"])
+    assert (code, shown, said.splitlines()[1:]) == expected
 
 
 def test_the_screen_needs_a_terminal() -> None:
@@ -87,9 +86,8 @@ def test_a_server_of_something_else_is_not_taken_for_one_that_is_down() -> None:
 def test_the_version_names_what_it_runs_on() -> None:
     code, said, _ = run("--version")
     assert code == 0
-    assert [line.split()[0] for line in said.splitlines()[1:]] == [
-        "protocol", "Python", "grpcio", "protobuf", "numpy", "torch", "nixl-cu12",
-    ]  # fmt: skip
+    expected = ["protocol", "Python", "grpcio", "protobuf", "numpy", "torch", "nixl-cu12"]
+    assert [line.split()[0] for line in said.splitlines()[1:]] == expected
 
 
 def test_a_checked_configuration_is_printed_as_it_takes_effect_and_can_be_given_again(tmp_path: Path) -> None:

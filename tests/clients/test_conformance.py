@@ -107,7 +107,7 @@ def test_a_request_without_variables_is_one_of_its_method(subtests: pytest.Subte
         ({"a": {"$unset": True}, "b": {"$set": True}, "c": {"$not": 1}}, {"b": "", "c": 2}),
         ({"a": [{"b": 1}]}, {"a": [{"b": 1, "more": 2}]}),
     ],
-)  # fmt: skip
+)
 def test_the_judge_accepts_what_is_as_expected(expected: object, found: object) -> None:
     assert mismatches(expected, found) == []
 

@@ -128,10 +128,8 @@ def grant(
     tenant: str = "",
 ) -> bytes:  # fmt: skip
     """Mints a grant of a source that the test plays."""
-    claims = Claims(
-        access, source.engine_id, source.incarnation, source.address, lease_id, key, 30.0, -(-tokens // 16), tokens,
-        on_abort, tenant, request_time_us,
-    )  # fmt: skip
+    named, blocks = (source.engine_id, source.incarnation, source.address, lease_id, key), -(-tokens // 16)
+    claims = Claims(access, *named, 30.0, blocks, tokens, on_abort, tenant, request_time_us)
     return mint(claims, signing_key(secret))
 
 

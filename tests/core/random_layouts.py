@@ -23,9 +23,7 @@ DIM, TOKENS = 4, 24
 STATE_BYTES = 56
 STATE_SECTIONS = 24, 5, 12
 """Bytes of each section of a state over all ranks, for states whose sections are known."""
-FULL, WINDOW, MLA, STATE = (
-    GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.MLA, GroupKind.STATE,
-)  # fmt: skip
+FULL, WINDOW, MLA, STATE = (GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.MLA, GroupKind.STATE)
 BLOCK_TOKENS = [(4, 4), (4, 8), (8, 4), (12, 4), (4, 12), (8, 8)]
 TOGETHER = {MLA: [(TensorKind.LATENT,)], STATE: [(TensorKind.STATE,)]}
 """Tensors that regions of the same layers hold, as choices."""

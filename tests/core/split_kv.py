@@ -132,9 +132,7 @@ class SplitKV:
         for rank in range(self.side.ranks) if ranks is None else ranks:
             self._write(self.memories[rank], rank, Held(blocks, ALL_TOKENS, begin, group))
 
-    def check(
-        self, blocks: Sequence[int], tokens: range, begin: int = 0, ranks: Sequence[int] | None = None
-    ) -> None:  # fmt: skip
+    def check(self, blocks: Sequence[int], tokens: range, begin: int = 0, ranks: Sequence[int] | None = None) -> None:
         """Asserts that every rank has its KV of these tokens in these blocks, and that nothing else was written."""
         self.check_all([Held(blocks, tokens, begin)], ranks)
 

@@ -46,9 +46,8 @@ def free(_: PinTable, allocator: Allocator, name: str, __: Blocks) -> None:
     allocator.free_allocation(name)
 
 
-PINNED: dict[str, Callable[[PinTable, Allocator, str, Blocks], None]] = {
-    "lease": pin(PinKind.LEASE), "target": pin(PinKind.TARGET), "drop": drop, "take": take, "free": free,
-}  # fmt: skip
+PINNED: dict[str, Callable[[PinTable, Allocator, str, Blocks], None]] = {"drop": drop, "take": take, "free": free}
+PINNED |= {"lease": pin(PinKind.LEASE), "target": pin(PinKind.TARGET)}
 
 
 def status(lead: Lead) -> EngineStatus:

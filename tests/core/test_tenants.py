@@ -57,7 +57,7 @@ def test_a_bound_grant_opens_for_its_consumer_alone(lead: Lead) -> None:
 def test_a_bound_grant_of_a_requests_time_reads_as_it_was_made() -> None:
     claims = Claims(
         AccessKind.READ, "p", 1, "p:1", "l", KEY, 30.0, 2, 32, tenant="red", request_time_us=7, bound_to="dns:r"
-    )  # fmt: skip
+    )
     assert read_claims(mint(claims, SECRET)) == claims
     with pytest.raises(InvalidRequest):
         mint(Claims(AccessKind.READ, "p", 1, "p:1", "l", KEY, 30.0, 2, 32, bound_to="x" * 256), SECRET)

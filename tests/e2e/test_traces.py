@@ -144,10 +144,10 @@ def test_the_span_of_a_transfer_says_what_moved_and_how(start: Start, collector:
 def test_a_hand_over_that_expires_has_a_span_of_its_whole_life(start: Start, collector: Collector) -> None:
     (source,) = start(("--engine-id", "p"), OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
     router = Router(collector.endpoint)
+    blocks = source.blocks(source.allocate(4))
     finished = for_readers(
-        transfer_key=new_key(), blocks=source.blocks(source.allocate(4)), content=content(TOKENS), request_id="late",
-        ttl=dur(0.2),
-    )  # fmt: skip
+        transfer_key=new_key(), blocks=blocks, content=content(TOKENS), request_id="late", ttl=dur(0.2)
+    )
     sent = router.call(source.api.handoff.FinishedBlocks, finished).transfer
     assert source.wait(sent.transfer_id).state == FAILED
     end_all(router, source)

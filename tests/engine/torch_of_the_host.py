@@ -17,10 +17,8 @@ class OfTheHost:
 
     def __init__(self) -> None:
         self.emptied = 0
-        self.cuda = SimpleNamespace(
-            is_available=lambda: True, device_count=lambda: 1, synchronize=lambda _: None, device=nullcontext,
-            empty_cache=self._empty,
-        )  # fmt: skip
+        self.cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1, synchronize=lambda _: None)
+        self.cuda.device, self.cuda.empty_cache = nullcontext, self._empty
 
     def zeros(self, nbytes: int, *, dtype: torch.dtype, device: str) -> torch.Tensor:
         assert device == "cuda:0"

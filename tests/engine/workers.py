@@ -33,15 +33,13 @@ class Worker:
         self.rank: Rank | None = None
 
     def attach(self, line: dict[str, Any]) -> str:
-        ticket = RankTicket(
-            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"],
-            comes_back_s=line.get("comes_back_s", 0.0), address=line.get("address", ""),
-        )  # fmt: skip
+        known = line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"]
+        ticket = RankTicket(*known, comes_back_s=line.get("comes_back_s", 0.0), address=line.get("address", ""))
         limit, paths = line.get("limit"), tuple(line["data_paths"])
+        shown = RankCredentials(**line["credentials"]) if line.get("credentials") else None
         self.rank = Rank(
-            ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit,
-            credentials=RankCredentials(**line["credentials"]) if line.get("credentials") else None,
-        )  # fmt: skip
+            ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit, credentials=shown
+        )
         return "attached"
 
     def fill(self, line: dict[str, Any]) -> str:

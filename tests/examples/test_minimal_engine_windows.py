@@ -186,9 +186,8 @@ def test_an_engine_with_another_window_or_none_is_refused(
 
 def test_layers_of_both_groups_have_a_number_together_and_without_a_window_their_own() -> None:
     both, one = GroupBlocks(8, 4, [FULL, WINDOWED]), GroupBlocks(8, 4, [FULL])
-    assert [(both.number(layer), both.completes(layer)) for layer in range(4)] == [
-        (0, False), (0, True), (1, False), (1, True),
-    ]  # fmt: skip
+    expected = [(0, False), (0, True), (1, False), (1, True)]
+    assert [(both.number(layer), both.completes(layer)) for layer in range(4)] == expected
     assert [(one.number(layer), one.completes(layer)) for layer in range(2)] == [(0, True), (1, True)]
 
 

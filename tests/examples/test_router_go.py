@@ -153,10 +153,8 @@ def collector() -> Iterator[Collector]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_is_one_trace_from_client_to_leads(begin: Begin, collector: Collector, kind: str) -> None:
-    router = begin(
-        kind, "pull", OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, OTEL_EXPORTER_OTLP_INSECURE="true",
-        OTEL_BSP_SCHEDULE_DELAY="100",
-    )  # fmt: skip
+    more = {"OTEL_EXPORTER_OTLP_INSECURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    router = begin(kind, "pull", OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint, **more)
     trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     router.serves(1, traceparent=f"00-{trace_id}-{span_id}-01")
 

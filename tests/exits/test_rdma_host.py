@@ -64,10 +64,10 @@ if __name__ == "__main__":
 
 
 def run(program: list[str], environment: Environment) -> "subprocess.CompletedProcess[str]":
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
     return subprocess.run(
-        [sys.executable, *program], env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, cwd=ROOT,
-        capture_output=True, text=True, timeout=EXIT_S, check=False,
-    )  # fmt: skip
+        [sys.executable, *program], env=env, cwd=ROOT, capture_output=True, text=True, timeout=EXIT_S, check=False
+    )
 
 
 @pytest.mark.parametrize("before", BEGIN)

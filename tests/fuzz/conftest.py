@@ -86,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         rate = f"{inputs / seconds:,.0f} a second"
         terminalreporter.write_line(f"{inputs:,} inputs of seed {seed} in {seconds:,.0f} s, {rate}")
     reports += [report for outcome in ("", "error") for report in terminalreporter.getreports(outcome)]
-    weighed = [row for report in reports if isinstance(report, pytest.TestReport)
-               for row in cast("list[list[Any]]", dict(report.user_properties).get("weights", []))]  # fmt: skip
+    noted = [dict(report.user_properties) for report in reports if isinstance(report, pytest.TestReport)]
+    weighed = [row for one in noted for row in cast("list[list[Any]]", one.get("weights", []))]
     for line in weights.table(weighed) if "FUZZ_INPUTS" in os.environ else ():
         terminalreporter.write_line(line)

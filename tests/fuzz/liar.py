@@ -13,10 +13,8 @@ from tests.service.engines import BLOCK_BYTES, Engine
 from tests.service.rogue import Rogue
 from tests.service.values import dur
 
-REPLIES = (
-    "Handshake", "KeepLiveness", "OpenAccess", "ChecksumBlocks", "SettleAccess", "CloseAccess", "RenewLeases",
-    "Converse",
-)  # fmt: skip
+OF_ACCESS = ("OpenAccess", "ChecksumBlocks", "SettleAccess", "CloseAccess")
+REPLIES = ("Handshake", "KeepLiveness", *OF_ACCESS, "RenewLeases", "Converse")
 """RPCs and calls of which one has heavy replies in each life."""
 SHORT_TTL_S = 0.15
 """TTL of a lease that is to be renewed soon, in seconds."""

@@ -182,10 +182,8 @@ def _handoff_requests(made: _Made) -> Iterator[Request]:
         transfer_key=made.keys[4], blocks=made.free, content=WHOLE, consumer_count=2, ttl=dur(30), request_id="r",
         idempotency_key="k-1",
     )  # fmt: skip
-    yield "FinishedBlocks", push_part(
-        transfer_key=made.keys[2], blocks=made.named(made.blocks[13:14]), content=WHOLE,
-        layers=common_pb2.LayerRange(count=1),
-    )  # fmt: skip
+    blocks, layers = made.named(made.blocks[13:14]), common_pb2.LayerRange(count=1)
+    yield "FinishedBlocks", push_part(transfer_key=made.keys[2], blocks=blocks, content=WHOLE, layers=layers)
     yield (
         "FinishedBlocks",
         handoff_pb2.FinishedBlocksRequest(transfer_key=made.keys[5], failure=handoff_pb2.SourceFailure(message="no")),
@@ -244,10 +242,10 @@ def _transfer_requests(made: _Made) -> Iterator[Request]:
 def _lease_requests(made: _Made) -> Iterator[Request]:
     ref = lease_pb2.LeaseRef(lease_id=made.lease.lease.lease_id)
     other = lease_pb2.LeaseRef(grant=made.handed.grant)
+    key, labels = made.keys[4], {"a": "b"}
     granted = lease_pb2.GrantLeaseRequest(
-        blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels={"a": "b"}, transfer_key=made.keys[4],
-        findable=True,
-    )  # fmt: skip
+        blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels=labels, transfer_key=key, findable=True
+    )
     yield "GrantLease", granted
     yield "RenewLeases", lease_pb2.RenewLeasesRequest(leases=[ref, other], ttl=dur(9))
     yield "KeepAlive", lease_pb2.KeepAliveRequest(leases=[ref, other], ttl=dur(9))
@@ -310,19 +308,19 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
     settling = peer_pb2.AccessSettling(access_id=made.keys[3], last=True, moved_bytes=1, part=1)
     sums = peer_pb2.BlocksOfLayers(blocks=[group(made.blocks[:3])], layers=common_pb2.LayerRange(count=2))
     ask = peer_pb2.PostSendRequest(access_id=made.keys[3], epoch=1, sequence=1, offsets=[0], nbytes=[64])
+    parts_ready = peer_pb2.PartsReadyRequest(access_id=made.keys[5], parts=pushes.parts)
     said = [
         peer_pb2.PeerCall(call_id=1, open_access=peer_pb2.OpenAccessRequest(openings=[*openings, pushes])),
         peer_pb2.PeerCall(call_id=2, settle_access=peer_pb2.SettleAccessRequest(settlings=[settling])),
         peer_pb2.PeerCall(call_id=3, close_access=peer_pb2.CloseAccessRequest(closings=[closing])),
+        peer_pb2.PeerCall(call_id=4, parts_ready=parts_ready),
         peer_pb2.PeerCall(
-            call_id=4, parts_ready=peer_pb2.PartsReadyRequest(access_id=made.keys[5], parts=pushes.parts)
-        ),
-        peer_pb2.PeerCall(
-            call_id=5, checksum_blocks=peer_pb2.ChecksumBlocksRequest(access_id=made.keys[3], blocks=[sums]),
+            call_id=5,
+            checksum_blocks=peer_pb2.ChecksumBlocksRequest(access_id=made.keys[3], blocks=[sums]),
             timeout=dur(5),
         ),
         peer_pb2.PeerCall(call_id=6, post_send=ask),
-    ]  # fmt: skip
+    ]
     for calls in (said, *([call] for call in said)):
         yield "Converse", peer_pb2.ConverseRequest(calls=calls, caller=caller)
     yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)

@@ -25,10 +25,10 @@ BOTH = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerRe
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     """A server that asks nobody who calls."""
+    any_port, ready = "127.0.0.1:0", str(tmp_path / "ready.json")
     config = Config(
-        listen="127.0.0.1:0", admin_listen="127.0.0.1:0", engine_id="e", pool=SMALL, data_paths=("shm",),
-        ready_file=str(tmp_path / "ready.json"),
-    )  # fmt: skip
+        listen=any_port, admin_listen=any_port, engine_id="e", pool=SMALL, data_paths=("shm",), ready_file=ready
+    )
     made = Server(config)
     await made.start()
     try:

@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
         ({"peer_spiffe_id": [b"other://a"]}, "anonymous"),
         ({}, "anonymous"),
     ],
-)  # fmt: skip
+)
 def test_a_certificate_names_by_spiffe_id_then_uri_then_dns_and_never_by_common_name(
     properties: dict[str, list[bytes]], name: str
 ) -> None:

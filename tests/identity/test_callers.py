@@ -68,10 +68,8 @@ async def test_a_token_names_its_caller_whatever_the_certificate_says(people: Pe
 async def plain(people: People, tmp_path: Path) -> AsyncIterator[Server]:
     """A server without TLS that takes tokens."""
     people.roles.write_text('[[callers]]\nname = "jwt:*"\nroles = ["router"]\n')
-    config = Config(
-        listen="127.0.0.1:0", pool=SMALL, data_paths=("shm",), tokens=ISSUER.config(tmp_path / "key.pem"),
-        identity=IdentityConfig(roles=str(people.roles)),
-    )  # fmt: skip
+    tokens, identity = ISSUER.config(tmp_path / "key.pem"), IdentityConfig(roles=str(people.roles))
+    config = Config(listen="127.0.0.1:0", pool=SMALL, data_paths=("shm",), tokens=tokens, identity=identity)
     server = Server(config)
     await server.start()
     yield server
@@ -121,9 +119,8 @@ async def test_a_rank_without_the_role_is_refused_before_its_ticket_is_looked_at
 
 
 async def test_a_ticket_gives_no_role(people: People) -> None:
-    async with (
-        serving(people, "e") as server, people.client(server, "viewer", metadata={"kvgrpc-ticket": "00"}) as client,
-    ):  # fmt: skip
+    told = {"kvgrpc-ticket": "00"}
+    async with serving(people, "e") as server, people.client(server, "viewer", metadata=told) as client:
         with pytest.raises(PermissionDenied) as refused:
             await client.allocate(1)
         assert refused.value.reason is Reason.ROLE_MISSING

@@ -23,8 +23,8 @@ SHORT_S = 0.2
 @pytest.fixture
 def people(tmp_path: Path) -> People:
     people = People(tmp_path)
-    people.give(p="peer", d="peer", red="router@red", blue="router@blue", house="router engine operator viewer",
-                redviewer="viewer@red", blueviewer="viewer@blue")  # fmt: skip
+    tenants = {"red": "router@red", "blue": "router@blue", "redviewer": "viewer@red", "blueviewer": "viewer@blue"}
+    people.give(p="peer", d="peer", house="router engine operator viewer", **tenants)
     return people
 
 

@@ -316,9 +316,7 @@ async def test_what_a_lease_holds_is_found_in_its_tenant_alone(people: People, s
         for tenant in ("red", "blue"):
             found["house", tenant] = len((await house.find_offers(TOKENS, tenant=tenant)).offers)
         assert told == {"red": 1, "blue": 0, "house": 0}
-        assert found == {
-            ("red", ""): 1, ("blue", ""): 0, ("house", ""): 0, ("house", "red"): 1, ("house", "blue"): 0,
-        }  # fmt: skip
+        assert found == {("red", ""): 1, ("blue", ""): 0, ("house", ""): 0, ("house", "red"): 1, ("house", "blue"): 0}
         with pytest.raises(InvalidRequest, match="tenant"):
             await blue.find_offers(TOKENS, tenant="red")
         with pytest.raises(InvalidRequest, match="tenant"):

@@ -54,10 +54,8 @@ def test_params_without_a_flag_ask_for_nothing(params: dict[str, Any]) -> None:
 
 
 def test_what_the_usual_proxy_sends_to_prefill_asks_for_a_hand_over() -> None:
-    params = {
-        "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-        "remote_host": None, "remote_port": None,
-    }  # fmt: skip
+    params = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
+    params |= {"remote_host": None, "remote_port": None}
     found = read(params)
     assert (found.take, found.give, found.target, found.ttl_s) == (None, Give(ModeChoice.AUTO), b"", None)
     pulled = [read(params, mode=ModeChoice.PULL) for _ in range(2)]
@@ -106,10 +104,8 @@ def test_routers_that_push_without_knowing_kvgrpc_are_understood_where_push_is_c
         "transfer_id": "xfer-7c1e",
         "remote_engine_id": None,
     }
-    decode = {
-        "do_remote_decode": False, "do_remote_prefill": True, "transfer_id": "xfer-7c1e", "remote_engine_id": "p",
-        "remote_host": "10.0.0.1", "remote_port": 50051, "remote_request_id": "cmpl-1", "tp_size": 1,
-    }  # fmt: skip
+    decode = {"do_remote_decode": False, "do_remote_prefill": True, "transfer_id": "xfer-7c1e", "remote_engine_id": "p"}
+    decode |= {"remote_host": "10.0.0.1", "remote_port": 50051, "remote_request_id": "cmpl-1", "tp_size": 1}
     gives, takes = (read(params, mode=ModeChoice.PUSH) for params in (prefill, decode))
     assert (gives.give, gives.take) == (Give(ModeChoice.PUSH), None)
     assert (takes.take, takes.give) == (Source("10.0.0.1:50051", "p"), None)

@@ -39,10 +39,8 @@ class Consumer:
         return reply
 
     def introduction(self) -> handshake_pb2.HandshakeRequest:
-        return handshake_pb2.HandshakeRequest(
-            engine=self.engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0)], proof=self.told,
-            proofs=[self.shows] if self.shows else [],
-        )  # fmt: skip
+        shown, rank = [self.shows] if self.shows else [], pool_types_pb2.RankEndpoint(rank=0)
+        return handshake_pb2.HandshakeRequest(engine=self.engine, endpoints=[rank], proof=self.told, proofs=shown)
 
     def restarted(self) -> "Consumer":
         """Returns the same engine in its next life."""

@@ -63,10 +63,9 @@ class Rogue(
 
     def grant(self, tokens: int, ttl_s: float = 30.0) -> common_pb2.Grant:
         """Returns a grant of blocks that this source may or may not have."""
-        claims = grants.Claims(
-            grants.AccessKind.READ, self.engine.engine_id, self.engine.incarnation, self.engine.address, "l-rogue",
-            secrets.token_bytes(16), ttl_s, len(BLOCKS), tokens,
-        )  # fmt: skip
+        me, key = self.engine, secrets.token_bytes(16)
+        own = me.engine_id, me.incarnation, me.address
+        claims = grants.Claims(grants.AccessKind.READ, *own, "l-rogue", key, ttl_s, len(BLOCKS), tokens)
         return common_pb2.Grant(token=grants.mint(claims, b"rogue"))
 
     def Handshake(self, request: handshake_pb2.HandshakeRequest, context: Any) -> handshake_pb2.HandshakeResponse:  # noqa: N802

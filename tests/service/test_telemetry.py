@@ -37,9 +37,7 @@ assert not telemetry.enabled()
 
 def test_an_endpoint_without_an_sdk_is_said_and_ends_nothing() -> None:
     environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
-    ended = subprocess.run(
-        [sys.executable, "-c", NO_SDK], check=True, env=environment, capture_output=True, text=True
-    )  # fmt: skip
+    ended = subprocess.run([sys.executable, "-c", NO_SDK], check=True, env=environment, capture_output=True, text=True)
     assert "kvgrpc with the extra otel" in ended.stderr
 
 

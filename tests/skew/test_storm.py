@@ -82,10 +82,8 @@ def test_a_rolling_upgrade_and_its_way_back_bring_no_wrong_byte_and_leave_no_req
 
         engines = [begin(lead, False, 0) for lead in range(len(addresses))]
         everything.callback(stop.touch)
-        programs = [
-            threads.submit(versions[wheel].run, str(PROGRAM), *addresses, str(stop))
-            for wheel in (True, False) for _ in range(2)
-        ]  # fmt: skip
+        runs = [versions[wheel].run for wheel in (True, True, False, False)]
+        programs = [threads.submit(run, str(PROGRAM), *addresses, str(stop)) for run in runs]
         for engine in engines:
             wait_until(partial(rolled, programs, engine), what=partial(told, engines))
         for life, (lead, wheel) in enumerate(ROLLS, start=1):

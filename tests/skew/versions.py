@@ -28,10 +28,10 @@ class Version:
     def run(self, *arguments: str) -> str:
         """Runs Python with this version, and returns what it prints."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVGRPC_", "OTEL_"))}
+        env = clean | dict(self.environment)
         done = subprocess.run(
-            [sys.executable, *arguments], env=clean | dict(self.environment), timeout=PROGRAM_S, check=False,
-            capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, *arguments], env=env, timeout=PROGRAM_S, check=False, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -166,10 +166,8 @@ class Traffic:
         tokens = size * BLOCK_TOKENS
         prompt = content(opaque_id=os.urandom(8), tokens=tokens) if size % 2 else content(range(tokens))
         on_abort = random.choice((OnAbort.RELEASE, OnAbort.KEEP))
-        move = Move(
-            self.begun, source, destination, source.take(size), destination.take(size), os.urandom(16), prompt, kind,
-            fate, on_abort,
-        )  # fmt: skip
+        blocks, key = (source.take(size), destination.take(size)), os.urandom(16)
+        move = Move(self.begun, source, destination, *blocks, key, prompt, kind, fate, on_abort)
         source.paint(move.mine, move.number)
         self._open.add(move)
         self.ends[move.what] += 1

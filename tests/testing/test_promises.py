@@ -16,9 +16,8 @@ from tests.testing.minimal import MinimalAdapter
 from tests.testing.split import SplitAdapter
 
 LOST_LEAD = "a_lost_lead_is_survived"
-OWN_LEAD = {
-    LOST_LEAD, "pushed_blocks_stay", "parts_name_their_step", "layers_are_reported_when_done", "given_up_pushes_end",
-}  # fmt: skip
+OF_PUSHES = {"pushed_blocks_stay", "parts_name_their_step", "given_up_pushes_end"}
+OWN_LEAD = {LOST_LEAD, "layers_are_reported_when_done", *OF_PUSHES}
 """Promises that are played with a lead of the engine's own: it is killed, or a destination registers at its address, to
 which an earlier engine's peers may still be connected.
 """

@@ -45,12 +45,12 @@ GARBAGE = {
 @asynccontextmanager
 async def serving(files: TlsFiles, engine_id: str = "p") -> AsyncIterator[Server]:
     """Serves an engine under TLS on the name of its certificate."""
+    pool, tls = PoolConfig(layers=2, kv_heads=1, head_dim=8, blocks=64), TlsConfig(dir=str(files.cert.parent))
     server = Server(
         Config(
-            listen="127.0.0.1:0", advertise="localhost:0", engine_id=engine_id, data_paths=("shm",),
-            pool=PoolConfig(layers=2, kv_heads=1, head_dim=8, blocks=64), tls=TlsConfig(dir=str(files.cert.parent)),
+            listen="127.0.0.1:0", advertise="localhost:0", engine_id=engine_id, data_paths=("shm",), pool=pool, tls=tls
         )
-    )  # fmt: skip
+    )
     await server.start()
     try:
         yield server

@@ -20,7 +20,7 @@ from kvgrpc.client import (
     credentials as module,
     step_calls,
     why_unreachable,
-)  # fmt: skip
+)
 from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.errors import InvalidRequest, Unavailable
 from kvgrpc.tls import TlsFiles
@@ -79,7 +79,7 @@ async def test_an_error_says_what_tls_prevents(tmp_path: Path) -> None:
         "a server of another name": (known["of another name"], shown(good), "has another name"),
         "plain text to TLS": (good, Credentials(), "speaks TLS, and this client plain text"),
         "TLS to plain text": (None, shown(good), "speaks plain text, and this client TLS"),
-    }  # fmt: skip
+    }
     wrong = []
     for name, (server, credentials, said) in cases.items():
         async with serving(server) as address, connect(address, credentials=credentials) as client:

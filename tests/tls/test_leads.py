@@ -100,10 +100,7 @@ class Relay:
 
 async def test_two_leads_under_tls_move_blocks(folders: tuple[TlsFiles, TlsFiles, TlsFiles]) -> None:
     of_p, of_d, router = folders
-    async with (
-        serving(of_p, "p") as p, serving(of_d, "d") as d,
-        caller(p, router) as at_p, caller(d, router) as at_d,
-    ):  # fmt: skip
+    async with serving(of_p, "p") as p, serving(of_d, "d") as d, caller(p, router) as at_p, caller(d, router) as at_d:
         await pull(at_p, at_d)
 
 
@@ -200,9 +197,8 @@ async def test_a_lead_goes_over_to_a_new_connection_to_its_peer_and_the_peer_sta
 ) -> None:
     monkeypatch.setattr(file_watch, "LOOK_S", 0.05)
     of_p, of_d, router = folders
-    async with (
-        Relay(free_port()) as relay, serving(of_p, "p", f"localhost:{relay.port}", relay.to), serving(of_d, "d") as d,
-    ):  # fmt: skip
+    relay = Relay(free_port())
+    async with relay, serving(of_p, "p", f"localhost:{relay.port}", relay.to), serving(of_d, "d") as d:
         router_at_p = connect(f"localhost:{relay.to}", credentials=Tls(router).channel_credentials())
         async with router_at_p as at_p, caller(d, router) as at_d:
             await pull(at_p, at_d)

@@ -146,9 +146,8 @@ def test_a_token_shows_who_a_rank_is_whatever_its_certificate(engine: Engine, fo
 
 
 def test_who_does_not_get_in_hears_why_and_its_engine_lives(engine: Engine, folder: Path) -> None:
-    own: dict[str, Any] = {
-        "cert": folder / "rank" / "tls.crt", "key": folder / "rank" / "tls.key", "ca": folder / "rank" / "ca.crt",
-    }  # fmt: skip
+    files = {"cert": "tls.crt", "key": "tls.key", "ca": "ca.crt"}
+    own: dict[str, Any] = {kind: folder / "rank" / name for kind, name in files.items()}
     foreign = folder / "foreign"
     cases: dict[str, tuple[RankCredentials | None, type[KVGrpcError], str]] = {
         "nothing": (None, Unavailable, "speaks TLS, and this client plain text"),

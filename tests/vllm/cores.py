@@ -75,10 +75,10 @@ class Core:
         and no attention. `cache` replaces the one of `pool_of`, with as many layers and blocks.
         """
         defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s, pairing_secret=pairing_secret)
+        mirror = bool(devices)
         options = BlockOptions(
-            defaults=defaults, on_loss=on_loss, data_paths=("nixl",), layers_per_part=layers_per_part,
-            mirror=bool(devices),
-        )  # fmt: skip
+            defaults=defaults, on_loss=on_loss, data_paths=("nixl",), layers_per_part=layers_per_part, mirror=mirror
+        )
         layout, memory = cache or pool_of(states=states)
         self.block_tokens = layout.groups[0].block_tokens if cache else BLOCK_TOKENS
         self.memory = {str(layer): memory[layer] for layer in range(LAYERS)}

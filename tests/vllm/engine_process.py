@@ -40,9 +40,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import multiproc_executor
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-OWN_COUNTS = (
-    "external_hits", "draft_tokens", "busy_steps", "preempted", "preempted_prefills", "new_tokens", "local_hits",
-)  # fmt: skip
+_COUNTS = "external_hits draft_tokens busy_steps preempted preempted_prefills new_tokens local_hits"
+OWN_COUNTS = tuple(_COUNTS.split())
 COUNTS: Counter[str] = Counter(dict.fromkeys(OWN_COUNTS, 0))
 """What vLLM counted, from 0 on, and what the connector counted, once it counts."""
 

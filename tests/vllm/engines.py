@@ -40,10 +40,8 @@ PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "UCX_RCACHE_MAX_UNRELEASED": "1024"}
 LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
 """Parts of command lines; see `Engine.tree`."""
-HELD = (
-    "pending_transfer_count", "active_transfer_count", "lease_count", "open_access_count", "pinned_block_count",
-    "quarantined_block_count",
-)  # fmt: skip
+_HELD = "pending_transfer active_transfer lease open_access pinned_block quarantined_block"
+HELD = tuple([f"{name}_count" for name in _HELD.split()])
 """Counts of a lead that are 0 at rest."""
 
 Params = Mapping[str, Any]
@@ -325,9 +323,9 @@ class Pair:
                 engine.kill()
         gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
         for name in gone:
-            self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._forked_from,
-                                         extra=self._extra, on_loss=self.on_loss[name],
-                                         more={**self._more, **self._each.get(name, {})})  # fmt: skip
+            core, more = "PD".index(name) % (os.cpu_count() or 1), {**self._more, **self._each.get(name, {})}
+            on_loss, forked_from = self.on_loss[name], self._forked_from
+            self._engines[name] = Engine(name, core, forked_from, extra=self._extra, on_loss=on_loss, more=more)
         for name in gone:
             self._engines[name].ready()
 

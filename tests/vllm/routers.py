@@ -19,10 +19,8 @@ def go_router(p: Server, d: Server, folder: Path, mode: str, *flags: str) -> Ite
     binary, url = folder / "router-go", f"http://127.0.0.1:{free_port()}"
     if not binary.exists():
         subprocess.run([str(GO), "build", "-o", binary, "."], cwd=ROOT / "examples" / "router-go", check=True)
-    command = [
-        str(binary), "-listen", url.removeprefix("http://"), "-mode", mode, *flags,
-        "-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}",
-    ]  # fmt: skip
+    command = [str(binary), "-listen", url.removeprefix("http://"), "-mode", mode, *flags]
+    command += ["-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}"]
     with running(command, folder / f"router-go-{mode}.log"):
         wait_until(lambda: _takes_work(url))
         yield url

@@ -77,10 +77,9 @@ def new_server(name: str) -> Server:
 
 def ours(server: Server, **extra: Any) -> dict[str, Any]:
     """Returns the configuration of our connector."""
-    return {
-        "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm", "kv_role": "kv_both",
-        "engine_id": server.name, "kv_connector_extra_config": {"listen": server.lead, **extra},
-    }  # fmt: skip
+    connector = {"kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm"}
+    more = {"listen": server.lead, **extra}
+    return {**connector, "kv_role": "kv_both", "engine_id": server.name, "kv_connector_extra_config": more}
 
 
 @contextmanager
@@ -99,11 +98,9 @@ def serving(
 def arguments(server: Server, folder: Path, transfer: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
     """Returns the arguments of vLLM's server. An empty `transfer` means no connector."""
     connector = ("--kv-transfer-config", json.dumps(transfer)) if transfer else ()
-    return [
-        "--model", str(folder / "model"), "--served-model-name", MODEL, "--skip-tokenizer-init", "--enforce-eager",
-        "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(server.port),
-        *connector, *flags,
-    ]  # fmt: skip
+    model = ("--model", str(folder / "model"), "--served-model-name", MODEL, "--dtype", "bfloat16")
+    place = ("--host", "127.0.0.1", "--port", str(server.port))
+    return [*model, "--skip-tokenizer-init", "--enforce-eager", *place, *connector, *flags]
 
 
 def bound_to(core: int) -> dict[str, str]:
@@ -129,10 +126,8 @@ def usual_router(p: Server, d: Server, log: Path) -> Iterator[str]:
 def example_router(p: Server, d: Server, log: Path, mode: str) -> Iterator[str]:
     """Runs examples/router, which knows both leads. `mode` is pull or push."""
     port = free_port()
-    command = [
-        sys.executable, str(ROOT / "examples/router/router.py"), "--prefill", p.url, "--prefill-lead", p.lead,
-        "--decode", d.url, "--decode-lead", d.lead, "--port", str(port), "--mode", mode,
-    ]  # fmt: skip
+    command = [sys.executable, str(ROOT / "examples/router/router.py"), "--prefill", p.url, "--prefill-lead", p.lead]
+    command += ["--decode", d.url, "--decode-lead", d.lead, "--port", str(port), "--mode", mode]
     with running(command, log):
         wait_until(lambda: listens(port))
         yield f"http://127.0.0.1:{port}"

@@ -240,11 +240,10 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_compu
     """
     names, block_bytes = [["w0", "w1"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2
     shape = (BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
-    groups = (Group("w", GroupKind.SLIDING_WINDOW, 2, *shape, window_tokens=32, space="kv"),
-              Group("f", GroupKind.FULL_ATTENTION, 2, *shape, space="kv"))  # fmt: skip
-    strides = strides_of(groups[0], 2)
-    regions = [Region(group, layer, 1, layer * BLOCKS * block_bytes, block_bytes, block_bytes, strides=strides)
-               for group in range(2) for layer in range(2)]  # fmt: skip
+    window = Group("w", GroupKind.SLIDING_WINDOW, 2, *shape, window_tokens=32, space="kv")
+    groups, strides = (window, Group("f", GroupKind.FULL_ATTENTION, 2, *shape, space="kv")), strides_of(window, 2)
+    rows, sizes = [(group, layer) for group in range(2) for layer in range(2)], (block_bytes, block_bytes)
+    regions = [Region(*row, 1, row[1] * BLOCKS * block_bytes, *sizes, strides=strides) for row in rows]
     memory = torch.zeros(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
     layout = PoolLayout(groups, tuple(regions), memory.nbytes)
     options = BlockOptions(layers_per_part=1)
@@ -265,10 +264,10 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_compu
 def test_layers_with_states_are_told_of_when_their_step_is_over(device: Queue) -> None:
     """vLLM reports no states before the end of the step."""
     names, block_bytes, state_bytes = [["s0"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2, 256
-    groups = (Group("s", GroupKind.STATE, 1, 2048, BLOCKS, 1, 64, "float32", space="kv"),
-              Group("f", GroupKind.FULL_ATTENTION, 2, BLOCK_TOKENS, BLOCKS, 1, 8, "float16", space="kv"))  # fmt: skip
-    regions = [Region(1, layer, 1, layer * BLOCKS * block_bytes, block_bytes, block_bytes,
-                      strides=strides_of(groups[1], 2)) for layer in range(2)]  # fmt: skip
+    states = Group("s", GroupKind.STATE, 1, 2048, BLOCKS, 1, 64, "float32", space="kv")
+    groups = (states, Group("f", GroupKind.FULL_ATTENTION, 2, BLOCK_TOKENS, BLOCKS, 1, 8, "float16", space="kv"))
+    strides, sizes = strides_of(groups[1], 2), (block_bytes, block_bytes)
+    regions = [Region(1, layer, 1, layer * BLOCKS * block_bytes, *sizes, strides=strides) for layer in range(2)]
     regions.append(Region(0, 0, 1, 0, block_bytes, state_bytes, TensorKind.STATE))
     memory = torch.zeros(2, BLOCKS, 1, 1, block_bytes, dtype=torch.int8)
     attention = memory.view(torch.float16).view(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8)

@@ -229,9 +229,8 @@ def test_between_engines_another_cache_salt_fails_and_the_same_gives_the_tokens(
 
 # ---- the identity of KV between engines with different configurations
 
-CONNECTOR = {
-    "kv_connector": "KVGrpcConnector", "kv_role": "kv_both", "kv_connector_module_path": "kvgrpc.integrations.vllm"
-}  # fmt: skip
+CONNECTOR = {"kv_connector": "KVGrpcConnector", "kv_role": "kv_both"}
+CONNECTOR["kv_connector_module_path"] = "kvgrpc.integrations.vllm"
 KERNELS = [["CPU_ATTN", "amx", ""]]
 
 
@@ -371,8 +370,8 @@ class Layer(AttentionLayerBase):
 
 
 def test_the_kernels_of_layers_are_named_with_the_type_and_the_scales_of_their_kv(model: Path) -> None:
-    layers = [Layer(), Layer("bfloat16"), Layer("fp8"), Layer("fp8_e4m3"), Layer("fp8_e5m2"), Layer("fp8", scale=0.5),
-              Layer(isa=None)]  # fmt: skip
+    layers = [Layer(name) for name in ("bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")]
+    layers = [Layer(), *layers, Layer("fp8", scale=0.5), Layer(isa=None)]
     names = [f"layers.{number}" for number in range(len(layers))]
     config = configured(model)
     config.compilation_config.static_forward_context = dict(zip(names, layers, strict=True))

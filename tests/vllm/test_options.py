@@ -29,10 +29,10 @@ POOL = PoolConfig().layout()
 def options_of(policy: str = "fail", replica: int = 0, **extra: Any) -> BlockOptions:
     transfer = SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy=policy)
     model = SimpleNamespace(model="llama", revision=None)
+    parallel_config = SimpleNamespace(data_parallel_index=replica)
     config = SimpleNamespace(
-        kv_transfer_config=transfer, model_config=model, max_in_flight_tokens=4096,
-        parallel_config=SimpleNamespace(data_parallel_index=replica),
-    )  # fmt: skip
+        kv_transfer_config=transfer, model_config=model, max_in_flight_tokens=4096, parallel_config=parallel_config
+    )
     return BlockOptions.of(config)
 
 

@@ -20,10 +20,8 @@ LONG = 28 * BLOCK_TOKENS + 5
 
 @pytest.fixture(scope="module", params=DATA_PATHS)
 def small_engines(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
-    more = {
-        "num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": 24, "max_model_len": 1024,
-        "enable_prefix_caching": False,
-    }  # fmt: skip
+    more = {"num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": 24, "max_model_len": 1024}
+    more["enable_prefix_caching"] = False
     with closing(Pair(engines, more=more, data_paths=[request.param], offer_ttl_s=60.0, layers_per_part=1)) as pair:
         yield pair
 

@@ -16,10 +16,8 @@ START_S = 480.0
 @pytest.mark.timeout(START_S)
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_a_storm_gives_no_wrong_token_and_leaves_no_block_held(tmp_path: Path, mode: str) -> None:
-    command = [
-        sys.executable, "-m", "bench.storm", "--json", "--requests", "30", "--seed", "3", "--mode", mode,
-        "--connector", "kvgrpc", "--folder", str(tmp_path),
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "bench.storm", "--json", "--requests", "30", "--seed", "3", "--mode", mode]
+    command += ["--connector", "kvgrpc", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["kvgrpc"]

@@ -99,10 +99,10 @@ def test_a_transfer_says_its_peer_paths_and_failure() -> None:
 
 
 def test_a_lease_says_what_is_left_and_its_labels() -> None:
+    blocks, trace = (np.array([4, 5, 9]), np.array([], dtype=np.int64)), f"00-{'ab' * 16}-{'cd' * 8}-01"
     made = lease(
-        blocks=(np.array([4, 5, 9]), np.array([], dtype=np.int64)), consumers=2, finished={"d", "e"}, renewals=3,
-        trace=f"00-{'ab' * 16}-{'cd' * 8}-01", labels=(("k", "v"),), last_ttl_s=20.0,
-    )  # fmt: skip
+        blocks=blocks, consumers=2, finished={"d", "e"}, renewals=3, trace=trace, labels=(("k", "v"),), last_ttl_s=20.0
+    )
     made.opened(b"a", "e")
     message = answers.lease(made, LeaseTimes(12.5, 600.0, 17.5, 1.5), 7)
     assert (message.remaining.ToMilliseconds(), message.soft_in.ToMilliseconds()) == (12500, 1500)

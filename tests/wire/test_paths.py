@@ -43,9 +43,8 @@ def test_what_is_no_message_places_nothing() -> None:
 
 def test_fields_of_a_layout_have_the_schemas_names() -> None:
     rows = tuple(FieldViolation(path, "is wrong") for path in ("groups[0].layers", "regions[1].offset", "total_bytes"))
-    assert [row.field for row in in_schema(rows, "engine.pool")] == [
-        "engine.pool.groups[0].layer_count", "engine.pool.regions[1].offset", "engine.pool.total_bytes",
-    ]  # fmt: skip
+    expected = ["engine.pool.groups[0].layer_count", "engine.pool.regions[1].offset", "engine.pool.total_bytes"]
+    assert [row.field for row in in_schema(rows, "engine.pool")] == expected
 
 
 def test_a_path_is_one_of_the_schema() -> None:

@@ -37,9 +37,7 @@ OPS = {
 }
 """The steps by their op, with their other fields."""
 JUDGED = {"save", "expect", "error", "withinS", "start", "note"}
-SERVER_STEPS = {
-    "restart", "stop", "kill", "begin", "cut", "uncut", "cutPeers", "uncutPeers", "health", "seen", "renew",
-}  # fmt: skip
+SERVER_STEPS = {"restart", "stop", "kill", "begin", "cut", "uncut", "cutPeers", "uncutPeers", "health", "seen", "renew"}
 LASTING = {"restart", "stop", "kill", "begin", "renew"}
 """Actions that change a server for good. A case with one of them has its own servers."""
 BUILT_IN = frozenset({"id", "key", "key2", "key3", "address", "clients", "tls", "folder"})

@@ -26,9 +26,8 @@ from .matching import TEST_NAMES
 from .values import Json, names_in
 
 PACKAGE = "kvgrpc.v1"
-_FILES = (
-    admin_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2,
-)  # fmt: skip
+_OF_KV = (handoff_pb2, lease_pb2, pool_pb2, tensor_pb2, transfer_pb2)
+_FILES = (admin_pb2, fleet_pb2, handshake_pb2, scheduler_pb2, *_OF_KV)
 
 
 @cache

@@ -101,10 +101,7 @@ def request_finished(
     `content` has the tokens of prompt and answer, for an engine that decodes and gives.
     """
     request = RequestFinishedRequest(
-        request_id=request_id,
-        computed_tokens=computed_tokens,
-        outcome=outcome,
-        **_table(blocks, options),
+        request_id=request_id, computed_tokens=computed_tokens, outcome=outcome, **_table(blocks, options)
     )
     if content is not None:
         request.content.CopyFrom(as_content(content))

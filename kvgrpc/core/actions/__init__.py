@@ -77,8 +77,7 @@ from kvgrpc.core.actions.ranks import (
     UnmapPeer,
 )
 
-Action = (
-    Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
-    | SendRenewKeys | SendChecksums | SendPostSend | RankAction | TransferChanged | TellEngine | WeightsUnknown
-    | BlocksLacking
-)  # fmt: skip
+_OfAccess = SendOpen | SendSettle | SendClose | SendChecksums | SendPostSend
+_ToPeer = Dial | HangUp | SendRegister | SendParts | SendRenew | SendRenewKeys | _OfAccess
+_News = TransferChanged | TellEngine | WeightsUnknown | BlocksLacking
+Action = Reply | Refuse | _ToPeer | _News | RankAction

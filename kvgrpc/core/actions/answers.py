@@ -232,11 +232,10 @@ class Closings:
     rows: tuple[bool, ...]
 
 
-Answer = (
-    HandedOver | GaveUp | PushExpected | Registered | BlocksReserved | Widened | PullStarted | Renewed | Released
-    | Cancelled | Acknowledged | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings
-    | QuarantineReleased | Checksums | DrainChanged | Reclaimed | SendUnderWay
-)  # fmt: skip
+_OfTransfer = HandedOver | GaveUp | PushExpected | Registered | BlocksReserved | Widened | PullStarted | Cancelled
+_OfBlocks = Renewed | Released | Acknowledged | Allocated | Freed | Reclaimed | QuarantineReleased | DrainChanged
+_ToPeer = PeerConnected | Introduced | Openings | Verdicts | Closings | Checksums | SendUnderWay
+Answer = _OfTransfer | _OfBlocks | _ToPeer
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,14 +73,12 @@ from kvgrpc.core.events.ranks import (
 )
 from kvgrpc.core.values.call import Call, ReadyPart
 
-Event = (
-    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered | PullBlocks
-    | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer | AcknowledgeTransfers | AllocateBlocks
-    | ReclaimBlocks | FreeBlocks | GiveAllocation | ConnectPeer | HandshakeReceived | PeerAnswered | DialFailed
-    | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered | SettleAnswered
-    | CloseAnswered | RenewAnswered | EndpointOffered | MeetingBegan | PeerMapped | PostingEnded | StepDone
-    | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
-    | PostSend | PostSendAnswered | ProofRefused | SendWanted | SendPosted | ReleaseQuarantine | LeasesVoided
-    | StartDrain | CancelDrain
-    | KeysRenewed | LifeBegan | MemoryGone | Tick
-)  # fmt: skip
+_OfTransfer = FinishedBlocks | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
+_OfPush = RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered | AcknowledgeTransfers
+_OfBlocks = AllocateBlocks | ReclaimBlocks | FreeBlocks | GiveAllocation | ReleaseQuarantine | StartDrain | CancelDrain
+_OfPeer = ConnectPeer | HandshakeReceived | PeerAnswered | DialFailed | PeerAlive | PeerSilent | CallAbandoned
+_OfAccess = OpenAccess | SettleAccess | CloseAccess | ChecksumBlocks | PostSend | KeysRenewed | ProofRefused
+_Answers = AccessAnswered | SettleAnswered | CloseAnswered | RenewAnswered | ChecksumsAnswered | PostSendAnswered
+_Memory = EndpointOffered | MeetingBegan | PeerMapped | Rekeyed | LifeBegan | MemoryGone | LeasesVoided
+_Reports = PostingEnded | StepDone | ChecksumsComputed | CopiedOut | ProcessEnded | SendWanted | SendPosted
+Event = _OfTransfer | _OfPush | _OfBlocks | _OfPeer | _OfAccess | _Answers | _Memory | _Reports | Tick

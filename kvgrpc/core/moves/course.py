@@ -189,10 +189,8 @@ class Course(ABC, Generic[M]):
         move.move(MoveStage.SETTLING)
         state.timers.clear_some((Timer.QUEUE, Timer.TRANSFER, Timer.CHECKSUMS_ASK), move.name)
         state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
-        state.change(
-            move.transfer_id, state=State.ACTIVE, waiting_for="settle", nbytes_done=move.nbytes,
-            phases=self._phase(move, "settle"),
-        )  # fmt: skip
+        phases, nbytes = self._phase(move, "settle"), move.nbytes
+        state.change(move.transfer_id, state=State.ACTIVE, waiting_for="settle", nbytes_done=nbytes, phases=phases)
         self.send_settle(move)
 
     def send_settle(self, move: M) -> None:
@@ -355,12 +353,8 @@ class Course(ABC, Generic[M]):
             posting_id = posting_name(move.name, rank, peer_rank)
             state.moves.posted(move, posting_id)
             checksums = None if pieces is None else ComputeChecksums(rank, name, pieces)
-            state.emit(
-                Post(
-                    rank, posting_id, move.peer, some.runs, move.transfer_id, move.operation, move.fills, checksums,
-                    peer_rank, some.repack,
-                )
-            )  # fmt: skip
+            of = move.transfer_id, move.operation, move.fills, checksums
+            state.emit(Post(rank, posting_id, move.peer, some.runs, *of, peer_rank, some.repack))
 
     def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """Returns a name and the pieces whose checksums all ranks compute as these parts arrive."""

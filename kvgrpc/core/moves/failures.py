@@ -50,13 +50,7 @@ TIMEOUTS = {
 }
 
 OWN_FAILURES = frozenset(
-    {
-        Reason.QUEUE_TIMEOUT,
-        Reason.TRANSFER_TIMEOUT,
-        Reason.DATA_PATH_FAILED,
-        Reason.DIAL_REFUSED,
-        Reason.NO_DATA_PATH,
-    }
+    {Reason.QUEUE_TIMEOUT, Reason.TRANSFER_TIMEOUT, Reason.DATA_PATH_FAILED, Reason.DIAL_REFUSED, Reason.NO_DATA_PATH}
 )
 """Reasons that lie at the side that moves the bytes."""
 

@@ -24,15 +24,7 @@ from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.compatibility import check_compatible, protocol
 from kvgrpc.core.values.ids import peer_key
-from kvgrpc.errors import (
-    DeadlineExceeded,
-    KVGrpcError,
-    PreconditionFailed,
-    Reason,
-    Unavailable,
-    full,
-    invalid,
-)
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, PreconditionFailed, Reason, Unavailable, full, invalid
 
 GONE = DeadlineExceeded(
     Reason.DEADLINE, "the caller does not wait for this handshake any more", metadata={"phase": "handshake"}
@@ -115,10 +107,8 @@ class Handshakes:
         check_compatible(here, event.peer)
         peer = self._liveness.admit_caller(event)
         self._make_room(peer)
-        shake = IncomingHandshake(
-            self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0,
-            proof=peer.asks[0],
-        )  # fmt: skip
+        spoken, key = protocol(here, event.peer) or 0, self._new_key()
+        shake = IncomingHandshake(key, peer.key, call_id=event.call.id, peer=peer, protocol=spoken, proof=peer.asks[0])
         self._peers.handshakes[shake.key] = shake
         state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
         self._liveness.map(peer)

@@ -16,14 +16,7 @@ from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ENGINE, Thing, ThingKind, Verb, may
 from kvgrpc.core.values.request_times import RequestTime
-from kvgrpc.errors import (
-    Exhausted,
-    NotFound,
-    PreconditionFailed,
-    Reason,
-    full,
-    invalid,
-)
+from kvgrpc.errors import Exhausted, NotFound, PreconditionFailed, Reason, full, invalid
 
 
 class Allocations:

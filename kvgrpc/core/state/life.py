@@ -83,9 +83,8 @@ class EngineLife:
             raise Unavailable(Reason.INTERNAL_DEFECT, self.defect, retry_delay_s=1.0)
         if self.description is None:
             raise Unavailable(
-                Reason.NO_POOL, "no engine is attached to this server and it has no pool of its own",
-                retry_delay_s=1.0,
-            )  # fmt: skip
+                Reason.NO_POOL, "no engine is attached to this server and it has no pool of its own", retry_delay_s=1.0
+            )
         return self.description
 
     def check(self, incarnation: int) -> None:

@@ -146,9 +146,8 @@ class NodeState:
     """All that a node knows. `now` is the time of the event being handled."""
 
     def __init__(
-        self, limits: Limits, writers: frozenset[str], *, checksums: bool = False,
-        networks: PrivateNetworks = EVERYWHERE,
-    ) -> None:  # fmt: skip
+        self, limits: Limits, writers: frozenset[str], *, checksums: bool, networks: PrivateNetworks = EVERYWHERE
+    ) -> None:
         self.limits = limits
         self.now = 0.0
         self.actions: list[Action] = []

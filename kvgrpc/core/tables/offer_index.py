@@ -113,10 +113,9 @@ class OfferIndex:
 
     def check_room(self, tenant: str, units: int) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) if `units` more units of that tenant are too many."""
-        of_tenant = self._limits.of_tenant(self._most) if tenant else self._most
-        for whose, held, most in (
-            ("this tenant's", self._units.get(tenant, 0), of_tenant), ("all", self._total, self._most),
-        ):  # fmt: skip
+        most_of_one = self._limits.of_tenant(self._most) if tenant else self._most
+        of_one = "this tenant's", self._units.get(tenant, 0), most_of_one
+        for whose, held, most in (of_one, ("all", self._total, self._most)):
             if held + units > most:
                 raise full(
                     f"{whose} offers that can be found have {held} units of 16 tokens; with {units} more they would be "

@@ -61,10 +61,8 @@ class Side(Enum):
 PHASES = ("", "rendezvous", "handshake", "open", "queue", "wire", "checksum", "settle", "readers")
 """Names of the phases of a transfer. Empty for none yet."""
 
-WAITS = (
-    "", "handshake", "access", "blocks", "step", "turn", "readers", "source", "registration", "parts", "checksums",
-    "settle",
-)  # fmt: skip
+_WAITS = "handshake access blocks step turn readers source registration parts checksums settle"
+WAITS = ("", *_WAITS.split())
 """Names of the conditions that a transfer waits for. Empty for none."""
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})

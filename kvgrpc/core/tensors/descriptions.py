@@ -137,9 +137,7 @@ def content_of(tensors: Sequence[NamedTensor], weights: str, page_count: int) ->
 
 
 def _opaque(id_: TensorId, described: Description, weights: str) -> bytes:
-    texts = (
-        _DOMAIN, id_.key, id_.name.encode(), described.dtype.encode(), described.content_digest, weights.encode(),
-    )  # fmt: skip
+    texts = (_DOMAIN, id_.key, id_.name.encode(), described.dtype.encode(), described.content_digest, weights.encode())
     domain, key, name, dtype, digest, revision = [struct.pack("<I", len(text)) + text for text in texts]
     shape = struct.pack(f"<I{len(described.shape)}Q", len(described.shape), *described.shape)
     layer = struct.pack("<IQ", _NO_LAYER if described.layer is None else described.layer, described.nbytes)

@@ -12,10 +12,7 @@ Name = bytes | TensorId
 ALL, HOUSE = "", " "
 """Scopes of an end beside a tenant: everybody, and the house alone. No tenant has such a name."""
 
-_SAID = {
-    Reason.TRANSFER_ENDED: "was released",
-    Reason.CANCELLED: "was cancelled",
-}
+_SAID = {Reason.TRANSFER_ENDED: "was released", Reason.CANCELLED: "was cancelled"}
 
 
 class Ended(Remembered[tuple[Name, str], Reason]):

@@ -165,9 +165,9 @@ class TensorOffer:
 
     def is_same(self, other: "TensorOffer") -> bool:
         """Returns whether both offers are of one put that was made twice. An allocation is handed over once."""
-        return (self.described, self.allocation_id, self.consumers, self.consumer_count, self.tenant) == (
-            other.described, other.allocation_id, other.consumers, other.consumer_count, other.tenant,
-        )  # fmt: skip
+        own = self.described, self.allocation_id, self.consumers, self.consumer_count, self.tenant
+        others = other.described, other.allocation_id, other.consumers, other.consumer_count, other.tenant
+        return own == others
 
 
 _Row = TypeVar("_Row", Tensor, TensorOffer)

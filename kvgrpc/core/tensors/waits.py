@@ -17,11 +17,7 @@ RETRY_DELAY_S = 0.1
 """Retry delay told to a caller, in seconds. A lead that puts a tensor waits at least as long, whatever it is told."""
 WAIT_BYTES = 3_000
 """Estimated bytes of a waiting call with its request."""
-_SAID = {
-    Purpose.STORED: "was not stored",
-    Purpose.GIVEN: "did not come",
-    Purpose.OFFERED: "was not put here",
-}
+_SAID = {Purpose.STORED: "was not stored", Purpose.GIVEN: "did not come", Purpose.OFFERED: "was not put here"}
 
 
 class Waits:

@@ -38,9 +38,7 @@ class Runs:
         src[0] += room
         dst[0] += room
         nbytes[0] -= room
-        first = Runs(
-            self.src[: at + len(cut)], self.dst[: at + len(cut)], np.concatenate((self.nbytes[:at], cut))
-        )  # fmt: skip
+        first = Runs(self.src[: at + len(cut)], self.dst[: at + len(cut)], np.concatenate((self.nbytes[:at], cut)))
         return first, Runs(src, dst, nbytes)
 
 

@@ -40,14 +40,10 @@ class Item:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.digest) <= ITEM_DIGEST_BYTES_MAX:
-            raise invalid(
-                f"{_ITEMS}.digest",
-                f"has 1 to {ITEM_DIGEST_BYTES_MAX} bytes, not {len(self.digest)}",
-            )
+            raise invalid(f"{_ITEMS}.digest", f"has 1 to {ITEM_DIGEST_BYTES_MAX} bytes, not {len(self.digest)}")
         if self.offset < 0 or self.length < 1 or self.offset + self.length > _UINT32_END:
             raise invalid(
-                f"{_ITEMS}.length",
-                f"an item occupies at least one token, not [{self.offset}, +{self.length})",
+                f"{_ITEMS}.length", f"an item occupies at least one token, not [{self.offset}, +{self.length})"
             )
 
 
@@ -199,8 +195,7 @@ def check(offer: ContentId, wanted: ContentClaim) -> int:
     tokens = wanted.tokens if same else UNIT_TOKENS * _common_units(offer, wanted.prefix)
     if not tokens:
         raise PreconditionFailed(
-            Reason.CONTENT_MISMATCH,
-            "the KV on offer was computed from other tokens, another adapter, salt or weights",
+            Reason.CONTENT_MISMATCH, "the KV on offer was computed from other tokens, another adapter, salt or weights"
         )
     return tokens
 

@@ -127,10 +127,9 @@ def read_claims(token: bytes) -> Claims:
         if not _VERSION <= version <= _TIMED + _BOUND or at != len(payload) or len(fields[4]) < TRANSFER_KEY_BYTES_MIN:
             raise ValueError("wrong version or length")
         engine_id, address, lease_id, tenant = map(bytes.decode, fields[:4])
-        return Claims(
-            AccessKind(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
-            OnAbort(on_abort), tenant, time_us, fields[5].decode() if bound else "",
-        )  # fmt: skip
+        named, ttl_s = (engine_id, incarnation, address, lease_id, fields[4]), ttl_ms / 1000
+        bound_to = fields[5].decode() if bound else ""
+        return Claims(AccessKind(access), *named, ttl_s, blocks, tokens, OnAbort(on_abort), tenant, time_us, bound_to)
     except (struct.error, IndexError, ValueError) as error:
         raise InvalidRequest(
             Reason.GRANT_INVALID, "this is not a kvgrpc grant; relay the bytes of Grant.token unchanged"

@@ -23,7 +23,7 @@ from kvgrpc.core.values.groups import (
     Section,
     Strides,
     TensorKind,
-)  # fmt: skip
+)
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strides import wrong_strides
 from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
@@ -44,7 +44,7 @@ __all__ = [
     "Strides",
     "TensorKind",
     "uniform_layout",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,8 @@ def _stated(strides: Strides | None) -> tuple[int, ...]:
 def _compared(group: Group) -> tuple[object, ...]:
     """Returns what two pools must share of a group. A state is one block for any number of tokens."""
     tokens, order = (1, "") if group.kind is GroupKind.STATE else (group.block_tokens, group.order)
-    return (
-        group.kind.value, group.layers, tokens, group.kv_heads, group.head_dim, group.dtype, order, group.window_tokens,
-    )  # fmt: skip
+    shape = group.kv_heads, group.head_dim, group.dtype
+    return (group.kind.value, group.layers, tokens, *shape, order, group.window_tokens)
 
 
 def uniform_layout(

@@ -126,18 +126,15 @@ def _parts(region: Region, view: View | None) -> range:
 
 def _alike(source: Group, destination: Group, region: Region, to: Region, share: HeadShare) -> bool:
     """Returns True if a whole block has the same bytes on both sides."""
-    same = (source.block_tokens, source.kv_heads, source.order, region.strides, region.block_bytes, region.tensor) == (
-        destination.block_tokens, destination.kv_heads, destination.order, to.strides, to.block_bytes, to.tensor,
-    )  # fmt: skip
+    groups = (source.block_tokens, source.order) == (destination.block_tokens, destination.order)
+    blocks = (region.strides, region.block_bytes, region.tensor) == (to.strides, to.block_bytes, to.tensor)
     layers = (region.first_layer, region.layers) == (to.first_layer, to.layers)
-    return same and layers and share.heads == source.kv_heads
+    return groups and blocks and layers and share.heads == source.kv_heads == destination.kv_heads
 
 
 def _whole(region: Region, to: Region) -> Pattern:
-    return Pattern(
-        region, region.first_layer, region.layers, region.offset, to.offset, region.stride_bytes, to.stride_bytes, 0, 0,
-        (), region.block_bytes,
-    )  # fmt: skip
+    layers, strides = (region.first_layer, region.layers), (region.stride_bytes, to.stride_bytes)
+    return Pattern(region, *layers, region.offset, to.offset, *strides, 0, 0, (), region.block_bytes)
 
 
 def _of_section(source: Group, region: Region, destination: Group, to: Region, share: HeadShare) -> Pattern:
@@ -182,11 +179,9 @@ def _common(source: _Seen, destination: _Seen, share: HeadShare, tokens: int, pa
     dimensions, run_bytes = _joined(
         [Dimension(*row) for row in zip(counts, *steps, strict=True)], view.run_bytes // view.elements
     )
-    return Pattern(
-        source.region, layer, layers, source.begin(layer, parts.start, share.source_first),
-        destination.begin(layer, parts.start, share.first), source.region.stride_bytes,
-        destination.region.stride_bytes, steps[0][3], steps[1][3], dimensions, run_bytes,
-    )  # fmt: skip
+    begins = source.begin(layer, parts.start, share.source_first), destination.begin(layer, parts.start, share.first)
+    strides = source.region.stride_bytes, destination.region.stride_bytes
+    return Pattern(source.region, layer, layers, *begins, *strides, steps[0][3], steps[1][3], dimensions, run_bytes)
 
 
 def _joined(dimensions: list[Dimension], run_bytes: int) -> tuple[tuple[Dimension, ...], int]:

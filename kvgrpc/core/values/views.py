@@ -53,10 +53,8 @@ def view_of(group: Group, region: Region) -> View | None:
         return whole if known else None
     if region.strides is None and strides.layer * region.layers != region.block_bytes:
         return None
-    return View(
-        region.first_layer, region.layers, first_part, parts, group.kv_heads, group.block_tokens, run_bytes, strides,
-        group.head_dim,
-    )  # fmt: skip
+    layers, rows = (region.first_layer, region.layers), (group.kv_heads, group.block_tokens)
+    return View(*layers, first_part, parts, *rows, run_bytes, strides, group.head_dim)
 
 
 def _tells_tokens(strides: Strides) -> bool:

@@ -35,9 +35,7 @@ class _Bytes:
     """Memory of a device, in a form that torch takes over without owning it."""
 
     def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3,
-        }  # fmt: skip
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 class NcclGroup:

@@ -122,12 +122,7 @@ class ReadChecksums:
     """Checksums of the blocks that one posting brings. Only the mover uses it, by either `together` or `slices`."""
 
     def __init__(
-        self,
-        name: str,
-        pieces: Pieces,
-        checksummer: Checksummer,
-        threads: ChecksumThreads,
-        report: Computed,
+        self, name: str, pieces: Pieces, checksummer: Checksummer, threads: ChecksumThreads, report: Computed
     ) -> None:
         self._name = name
         self._pieces = pieces

@@ -103,8 +103,7 @@ def _copies(copy: CopyRows) -> bool:
     destination = np.zeros(len(source), dtype=np.uint8)
     line = -destination.ctypes.data % 64  # the first whole cache line
     rows = np.array(
-        [(line, 40, 4096), (line + 4160, 8000, 1024), (line + 5185, 77, 3001), (9001, 1, 7)],
-        dtype=np.int64,
+        [(line, 40, 4096), (line + 4160, 8000, 1024), (line + 5185, 77, 3001), (9001, 1, 7)], dtype=np.int64
     )
     expected = destination.copy()
     for to, start, nbytes in rows.tolist():

@@ -24,10 +24,7 @@ def check_runs(runs: Runs, source_bytes: int, destination_bytes: int) -> None:
         raise DataPathFailed("runs have sources, destinations and lengths of different number")
     if not len(runs):
         return
-    for offsets, limit, side in (
-        (runs.src, source_bytes, "source's"),
-        (runs.dst, destination_bytes, "destination's"),
-    ):
+    for offsets, limit, side in ((runs.src, source_bytes, "source's"), (runs.dst, destination_bytes, "destination's")):
         # The comparison adds nothing, since a sum of hostile numbers wraps around.
         bad = (runs.nbytes < 0) | (offsets < 0) | (offsets > limit - runs.nbytes)
         if bad.any():
@@ -66,11 +63,7 @@ def cut(runs: Runs, max_bytes: int) -> Runs:
     first = np.repeat(np.cumsum(parts) - parts, parts)
     skipped = (np.arange(len(first)) - first) * max_bytes
     left = np.repeat(runs.nbytes, parts) - skipped
-    return Runs(
-        np.repeat(runs.src, parts) + skipped,
-        np.repeat(runs.dst, parts) + skipped,
-        np.minimum(left, max_bytes),
-    )
+    return Runs(np.repeat(runs.src, parts) + skipped, np.repeat(runs.dst, parts) + skipped, np.minimum(left, max_bytes))
 
 
 def groups(nbytes: Ids, group_bytes: int, max_rows: int) -> list[tuple[int, int]]:

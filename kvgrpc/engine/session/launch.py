@@ -41,10 +41,8 @@ class LeadProcess:
         self._listen = listen
         self._home = Home()
         self.socket_path = str(self._home.path / "session.sock")
-        self._command = [
-            sys.executable, "-m", "kvgrpc", "serve", "--no-pool", "--session-socket", self.socket_path,
-            "--exit-with-engine", "--log-level", "warning", *flags,
-        ]  # fmt: skip
+        serve = [sys.executable, "-m", "kvgrpc", "serve", "--no-pool", "--exit-with-engine", "--log-level", "warning"]
+        self._command = [*serve, "--session-socket", self.socket_path, *flags]
         self.address = ""
         """Address at which the lead serves, or last served; empty until it serves."""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop

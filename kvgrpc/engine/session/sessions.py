@@ -16,7 +16,7 @@ from kvgrpc.engine.session.lead_restart import Attached, LeadRestart
 from kvgrpc.engine.session.session import Session
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.transfers.events import BlocksReturned, Event, Received
-from kvgrpc.engine.transfers.handles import Handle, Pull
+from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
@@ -45,21 +45,19 @@ class Sessions:
         """Has the engine's own lead replaced, from now on, when it dies."""
         self._succession = LeadRestart(lead, request, relaunches, self._watch)
 
+    def present(self) -> Session:
+        """Returns the session with the lead. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        if self._between():
+            raise _between_leads()
+        return self._session
+
     def ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
         """Calls `Session.ask`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
-        return self._now().ask(handle, traceparent, **request)
-
-    def ask_for(self, pull: Pull, traceparent: str, **request: Any) -> None:
-        """Calls `Session.ask_for`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
-        self._now().ask_for(pull, traceparent, **request)
+        return self.present().ask(handle, traceparent, **request)
 
     def mint(self) -> str:
         """Returns a new lease id."""
         return self._session.mint()
-
-    def sign_with(self) -> bytes:
-        """Returns the key that signs grants. Raises Unavailable (ENGINE_LOST) while there is no lead to honour them."""
-        return self._now().grant_key
 
     def step_done(self, step: int, layers: tuple[int, int] | None) -> None:
         """Reports a step to the lead, and to later leads."""
@@ -70,14 +68,10 @@ class Sessions:
     def wait(self, timeout_s: float | None = None, **request: Any) -> session_pb2.CallAnswer:
         """Calls `Session.wait`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
         try:
-            return self._now().wait(timeout_s, **request)
+            return self.present().wait(timeout_s, **request)
         except LeadDied as error:
             self._lose(error)
             raise _between_leads() from error
-
-    def begin(self, traceparent: str = "", **request: Any) -> int:
-        """Calls `Session.begin`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
-        return self._now().begin(traceparent, **request)
 
     def answered(self, call_id: int) -> bool:
         """Calls `Session.answered`, in the life in which the call was made."""
@@ -188,11 +182,6 @@ class Sessions:
 
     def _between(self) -> bool:
         return self._succession is not None and self._succession.under_way
-
-    def _now(self) -> Session:
-        if self._between():
-            raise _between_leads()
-        return self._session
 
     def _watch(self, fd: int) -> None:
         """Watches this descriptor only."""

@@ -139,11 +139,10 @@ class TensorStore:
         _check_trace(traceparent)
         text, layer = _named(name, layer)
         id_, what = TensorId(key, text, part), _described(tensor, layer, content_digest)
-        request = tensor_pb2.PutTensorRequest(
-            tensor=name_to_proto(id_), description=description_to_proto(what), request_id=request_id,
-            consumers=[common_pb2.PeerAddress(address=address) for address in to],
-            consumer_count=0 if to else consumers, tenant=tenant,
-        )  # fmt: skip
+        leads, count = [common_pb2.PeerAddress(address=address) for address in to], 0 if to else consumers
+        request = tensor_pb2.PutTensorRequest(tensor=name_to_proto(id_), description=description_to_proto(what))
+        request.consumers.extend(leads)
+        request.consumer_count, request.request_id, request.tenant = count, request_id, tenant
         if ttl_s is not None:
             request.ttl.CopyFrom(duration(ttl_s))
         put = QueuedPut(tensor, when_computed(tensor), request, what.nbytes, time.monotonic() + timeout_s, traceparent)
@@ -186,10 +185,10 @@ class TensorStore:
         """
         _check_trace(traceparent)
         text, layer = _named(name, layer)
+        scalar = shape is not None and not len(shape)
         expected = tensor_pb2.ExpectedTensor(
-            dtype=dtype, shape_sizes=shape or (), scalar=shape is not None and not len(shape), layer=layer,
-            content_digest=content_digest,
-        )  # fmt: skip
+            dtype=dtype, shape_sizes=shape or (), scalar=scalar, layer=layer, content_digest=content_digest
+        )
         id_ = TensorId(key, text, part)
         request = tensor_pb2.GetTensorRequest(tensor=name_to_proto(id_), expected=expected, request_id=request_id)
         if source:

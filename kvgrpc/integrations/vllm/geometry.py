@@ -192,8 +192,7 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
     for split, (what, instead) in SPLITS.items():
         if (count := getattr(parallel, split)) != 1:
             raise unserved(
-                f"engines whose ranks split layers and heads alone; this one has {count} {what}",
-                instead.format(split),
+                f"engines whose ranks split layers and heads alone; this one has {count} {what}", instead.format(split)
             )
     if parallel.pipeline_parallel_size > 1 and config.speculative_config:
         # vLLM leaves out the end of a step at every stage but the last: what was computed would never be reported.
@@ -253,10 +252,9 @@ def _states(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCa
         )
     types = "+".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in spec.dtypes))
     elements = sum(map(prod, spec.shapes))
-    return Group(
-        f"{GroupKind.STATE.value}-{number}", GroupKind.STATE, len(of.layer_names), spec.block_size, cache.num_blocks, 1,
-        elements, types, space=SPACE, sections=sections_of(config, spec),
-    )  # fmt: skip
+    name, layers = f"{GroupKind.STATE.value}-{number}", len(of.layer_names)
+    blocks, sections = (spec.block_size, cache.num_blocks), sections_of(config, spec)
+    return Group(name, GroupKind.STATE, layers, *blocks, 1, elements, types, space=SPACE, sections=sections)
 
 
 def _total_heads(config: "VllmConfig", heads: int) -> int:

@@ -27,34 +27,35 @@ from kvgrpc.integrations import across
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-MODEL_BESIDES = frozenset((
-    "allow_deprecated_quantization", "allowed_local_media_path", "allowed_media_domains", "config_format", "convert",
-    "disable_cascade_attn", "enable_cumem_allocator", "enable_nccl_comm_suspend", "enable_prompt_embeds",
-    "enable_sleep_mode", "enable_trace_replay", "enforce_eager", "generation_config", "hf_config", "hf_config_path",
-    "hf_overrides", "hf_text_config", "hf_token", "io_processor_plugin", "logits_processors", "logprobs_mode",
-    "max_logprobs", "max_model_len", "model", "model_weights", "multimodal_config", "override_generation_config",
-    "pooler_config", "renderer_num_workers", "return_sampling_mask", "revision", "runner", "seed", "served_model_name",
-    "skip_tokenizer_init", "sleep_mode_backend", "sleep_mode_offload_cudagraph", "sleep_preserve_parameter_names",
-    "spec_target_max_model_len", "tokenizer", "tokenizer_mode", "tokenizer_revision", "trust_remote_code",
-    "use_fp64_gumbel",
-))  # fmt: skip
+_MODEL_BESIDES = """
+allow_deprecated_quantization allowed_local_media_path allowed_media_domains config_format convert disable_cascade_attn
+enable_cumem_allocator enable_nccl_comm_suspend enable_prompt_embeds enable_sleep_mode enable_trace_replay enforce_eager
+generation_config hf_config hf_config_path hf_overrides hf_text_config hf_token io_processor_plugin logits_processors
+logprobs_mode max_logprobs max_model_len model model_weights multimodal_config override_generation_config pooler_config
+renderer_num_workers return_sampling_mask revision runner seed served_model_name skip_tokenizer_init sleep_mode_backend
+sleep_mode_offload_cudagraph sleep_preserve_parameter_names spec_target_max_model_len tokenizer tokenizer_mode
+tokenizer_revision trust_remote_code use_fp64_gumbel
+"""
+MODEL_BESIDES = frozenset(_MODEL_BESIDES.split())
 """Fields of a model that do not count. `BlockOptions.weights_revision` names the weights; the Hugging Face
 configuration counts with all overrides. `multimodal_config` counts by its own fields, without `MULTIMODAL_BESIDES`.
 """
-MULTIMODAL_BESIDES = frozenset((
-    "allow_missing_mm_embeddings", "enable_mm_embeds", "interleave_mm_strings", "language_model_only",
-    "limit_per_prompt", "mm_encoder_fp8_scale_save_margin", "mm_encoder_fp8_scale_save_path", "mm_encoder_only",
-    "mm_encoder_tp_mode", "mm_hasher_algorithm", "mm_ipc_gpu_memory_gb", "mm_processor_cache_gb",
-    "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb", "mm_tensor_ipc", "skip_mm_profiling",
-))  # fmt: skip
-CACHE_BESIDES = frozenset((
-    "_block_size_resolved", "block_size", "cache_dtype", "cache_hit_alignment_tokens", "effective_attention_block_size",
-    "enable_mamba_shared_prefix_checkpoint", "enable_prefix_caching", "gpu_memory_utilization", "hash_block_size",
-    "is_attention_free", "kv_cache_layout", "kv_cache_max_concurrency", "kv_cache_memory_bytes",
-    "kv_cache_size_tokens", "kv_offloading_backend", "kv_offloading_size", "mamba_block_size", "mamba_cache_mode",
-    "mamba_page_size_padded", "num_cpu_blocks", "num_gpu_blocks", "num_gpu_blocks_override",
-    "prefix_cache_retention_interval", "prefix_caching_hash_algo", "prefix_match_unit", "user_specified_block_size",
-))  # fmt: skip
+_MULTIMODAL_BESIDES = """
+allow_missing_mm_embeddings enable_mm_embeds interleave_mm_strings language_model_only limit_per_prompt
+mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode mm_hasher_algorithm
+mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_tensor_ipc
+skip_mm_profiling
+"""
+MULTIMODAL_BESIDES = frozenset(_MULTIMODAL_BESIDES.split())
+_CACHE_BESIDES = """
+_block_size_resolved block_size cache_dtype cache_hit_alignment_tokens effective_attention_block_size
+enable_mamba_shared_prefix_checkpoint enable_prefix_caching gpu_memory_utilization hash_block_size is_attention_free
+kv_cache_layout kv_cache_max_concurrency kv_cache_memory_bytes kv_cache_size_tokens kv_offloading_backend
+kv_offloading_size mamba_block_size mamba_cache_mode mamba_page_size_padded num_cpu_blocks num_gpu_blocks
+num_gpu_blocks_override prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit
+user_specified_block_size
+"""
+CACHE_BESIDES = frozenset(_CACHE_BESIDES.split())
 """Cache fields that do not count. Engines choose where they cache states, and in which blocks: states are the same."""
 HF_BESIDES = frozenset(("_name_or_path", "transformers_version"))
 """Keys that do not count: where the configuration was read, and by which library."""
@@ -106,10 +107,8 @@ def identity_across(config: "VllmConfig", weights_revision: str) -> str:
             "--kv-cache-dtype and --speculative-config unset, or across_engines"
         )
     overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else {"made by": repr(model.hf_overrides)}
-    return across.identity_of(
-        weights_revision, across.stated_config(model.model, model.revision), overrides,
-        quantization=model.quantization or "", model_len=model.max_model_len,
-    )  # fmt: skip
+    stated, how = across.stated_config(model.model, model.revision), model.quantization or ""
+    return across.identity_of(weights_revision, stated, overrides, quantization=how, model_len=model.max_model_len)
 
 
 def _model(model: "ModelConfig") -> dict[str, object]:

@@ -28,12 +28,12 @@ NIXL_SERIES = {
     "transfer_descriptors": "vllm:nixl_num_descriptors",
 }
 NIXL_FAILED, NIXL_EXPIRED = "vllm:nixl_num_failed_transfers", "vllm:nixl_num_kv_expired_reqs"
-ON_THE_WAY = frozenset({
-    Reason.INCOMPATIBLE_POOLS, Reason.PROTOCOL_UNSUPPORTED, Reason.NO_DATA_PATH, Reason.NO_HANDSHAKE,
-    Reason.DIAL_REFUSED, Reason.PEER_UNREACHABLE, Reason.PEER_LOST, Reason.PEER_FAILED, Reason.INCARNATION_CHANGED,
-    Reason.MEMORY_CHANGED, Reason.QUEUE_TIMEOUT, Reason.TRANSFER_TIMEOUT, Reason.SETTLE_TIMEOUT, Reason.DEADLINE,
-    Reason.ENGINE_LOST, Reason.DATA_PATH_FAILED, Reason.CHECKSUM_MISMATCH, Reason.INTERNAL, Reason.INTERNAL_DEFECT,
-})  # fmt: skip
+_ON_THE_WAY = """
+INCOMPATIBLE_POOLS PROTOCOL_UNSUPPORTED NO_DATA_PATH NO_HANDSHAKE DIAL_REFUSED PEER_UNREACHABLE PEER_LOST PEER_FAILED
+INCARNATION_CHANGED MEMORY_CHANGED QUEUE_TIMEOUT TRANSFER_TIMEOUT SETTLE_TIMEOUT DEADLINE ENGINE_LOST DATA_PATH_FAILED
+CHECKSUM_MISMATCH INTERNAL INTERNAL_DEFECT
+"""
+ON_THE_WAY = frozenset(map(Reason, _ON_THE_WAY.split()))
 """Reasons that NixlConnector counts as failed transfers and handshakes: not expiry, release or what does not fit."""
 
 _PerEngine = dict[int, Any]

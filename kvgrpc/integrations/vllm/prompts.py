@@ -39,11 +39,9 @@ def reached(request: "Request", here: int, tokens: int) -> None:
     is computed by vLLM in the blocks that the request has.
     """
     request.num_computed_tokens = tokens
-    if request.prefill_stats is not None:
-        request.prefill_stats.set(
-            num_prompt_tokens=request.num_prompt_tokens, num_local_cached_tokens=here,
-            num_external_cached_tokens=tokens - here,
-        )  # fmt: skip
+    stats, prompt = request.prefill_stats, request.num_prompt_tokens
+    if stats is not None:
+        stats.set(num_prompt_tokens=prompt, num_local_cached_tokens=here, num_external_cached_tokens=tokens - here)
 
 
 def begin_anew(request: "Request", manager: Any) -> bool:

@@ -161,6 +161,5 @@ def _taken(found: "ScheduledRequest") -> object:
 
 def _same(one: "ScheduledRequest", other: "ScheduledRequest") -> bool:
     """Returns whether two requests take the same, for the same prompt."""
-    return _taken(one) == _taken(other) and (one.prompt, one.adapter, one.cache_salt, one.items) == (
-        other.prompt, other.adapter, other.cache_salt, other.items,
-    )  # fmt: skip
+    named = one.prompt, one.adapter, one.cache_salt, one.items
+    return _taken(one) == _taken(other) and named == (other.prompt, other.adapter, other.cache_salt, other.items)

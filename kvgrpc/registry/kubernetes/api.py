@@ -88,10 +88,10 @@ class KubernetesApi:
             if self.settings.token_file is not None:
                 token = await asyncio.to_thread(self.settings.token_file.read_text)
                 headers["Authorization"] = f"Bearer {token.strip()}"
+            url = self.settings.url + path
             async with self._session.request(
-                method, self.settings.url + path, params=query, data=data, headers=headers, timeout=times,
-                allow_redirects=False,
-            ) as reply:  # fmt: skip
+                method, url, params=query, data=data, headers=headers, timeout=times, allow_redirects=False
+            ) as reply:
                 try:
                     yield reply
                 except BaseException:
@@ -189,10 +189,8 @@ class ObjectStream:
 
     async def _watch(self) -> AsyncGenerator[ObjectNews, None]:
         watch_s = self._api.settings.watch_s
-        query = {
-            "watch": "1", "labelSelector": self._selector, "resourceVersion": self.version,
-            "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(watch_s))),
-        }  # fmt: skip
+        query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(watch_s)))}
+        query |= {"labelSelector": self._selector, "resourceVersion": self.version}
         async with aclosing(self._api.lines(self._path, query, watch_s + self._api.settings.timeout_s)) as lines:
             async for line in lines:
                 kind, value = _event(line)

@@ -1,6 +1,7 @@
 """The table of metrics: one row for each family. docs/metrics.md shows it."""
 
 from enum import Enum
+from functools import partial
 
 from kvgrpc.core.values.records import dataclass
 
@@ -33,17 +34,7 @@ def _add(kind: MetricKind, name: str, meaning: str, *labels: str) -> Family:
     return row
 
 
-def _counter(name: str, meaning: str, *labels: str) -> Family:
-    return _add(MetricKind.COUNTER, name, meaning, *labels)
-
-
-def _gauge(name: str, meaning: str, *labels: str) -> Family:
-    return _add(MetricKind.GAUGE, name, meaning, *labels)
-
-
-def _histogram(name: str, meaning: str, *labels: str) -> Family:
-    return _add(MetricKind.HISTOGRAM, name, meaning, *labels)
-
+_counter, _gauge, _histogram = (partial(_add, kind) for kind in MetricKind)
 
 # Transfers that ended.
 TRANSFERS = _counter("kvgrpc_transfers", "Transfers that ended.", "direction", "mode", "outcome")

@@ -14,15 +14,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from kvgrpc.errors import (
-    DeadlineExceeded,
-    InternalError,
-    KVGrpcError,
-    Reason,
-    Unimplemented,
-    invalid,
-    too_many,
-)
+from kvgrpc.errors import DeadlineExceeded, InternalError, KVGrpcError, Reason, Unimplemented, invalid, too_many
 from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.callers import Metadata, payer
 from kvgrpc.service.identity.gate import CALLER, KnownCaller

@@ -3,15 +3,7 @@
 from dataclasses import replace
 
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.methods import (
-    FINISHED_BLOCKS,
-    PULL_BLOCKS,
-    REGISTER_PUSH,
-    RESERVE_BLOCKS,
-    ask,
-    reply_of,
-    reply_to,
-)
+from kvgrpc.service.methods import FINISHED_BLOCKS, PULL_BLOCKS, REGISTER_PUSH, RESERVE_BLOCKS, ask, reply_of, reply_to
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.service.rpc.waits import wait_after, waited
 from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc

@@ -18,15 +18,7 @@ import grpc.aio
 from kvgrpc.core import actions, events
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import (
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    KVGrpcError,
-    Reason,
-    Unavailable,
-    too_many,
-)
+from kvgrpc.errors import DeadlineExceeded, InternalError, InvalidRequest, KVGrpcError, Reason, Unavailable, too_many
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.call_records import OK

@@ -8,13 +8,10 @@ from kvgrpc.errors import invalid
 from kvgrpc.service.span_ring import SpanRing, SpanRow, seen_by
 from kvgrpc.v1 import admin_pb2
 from kvgrpc.wire.answers import trace_id
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.values import duration
 
-_KINDS = {
-    SpanKind.INTERNAL: admin_pb2.SPAN_KIND_INTERNAL,
-    SpanKind.SERVER: admin_pb2.SPAN_KIND_SERVER,
-    SpanKind.CLIENT: admin_pb2.SPAN_KIND_CLIENT,
-}
+_KINDS = numbers(admin_pb2.SpanKind, (SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT))
 
 
 def asked_for(

@@ -59,10 +59,8 @@ REQUEST_BYTES = 6_000
 NEWS_BYTES = 1_000
 BLOCK_BYTES = 40
 """Kept bytes of a block in a list of the policy's."""
-_Event = (
-    events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
-    | events.ReclaimBlocks | events.RenewLeases
-)  # fmt: skip
+_Gives = events.FinishedBlocks | events.RegisterPush | events.ReclaimBlocks | events.RenewLeases
+_Event = events.PullBlocks | events.GiveDestination | events.ReserveBlocks | _Gives
 
 
 @dataclass(eq=False)
@@ -283,13 +281,12 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
     def _reserve(self, request: _LeadRequest, task: Reserve) -> str:
         spec, take = request.spec, request.spec.source
         source = events.PushSource(take.address, take.engine_id) if take.address else None
-        answer: actions.BlocksReserved = self._ask(
-            events.ReserveBlocks(
-                self._call(request), spec.transfer_key, block_ids(task.blocks), spec.named.beginning(task.use_tokens),
-                task.have_tokens, task.use_tokens, source, spec.label, spec.priority, task.after_step,
-                allow_prefix=True,
-            )
-        )  # fmt: skip
+        named = spec.transfer_key, block_ids(task.blocks), spec.named.beginning(task.use_tokens)
+        tokens = task.have_tokens, task.use_tokens, source
+        reserve = events.ReserveBlocks(
+            self._call(request), *named, *tokens, spec.label, spec.priority, task.after_step, allow_prefix=True
+        )
+        answer: actions.BlocksReserved = self._ask(reserve)
         if source is None:
             self._tell(ReservedAt(request.id, answer.token))
         return _id(answer.transfer)
@@ -320,12 +317,10 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
         return _id(answer.transfer)
 
     def _give_up(self, request: _LeadRequest, task: GiveUp) -> str | None:
-        answer: actions.GaveUp = self._ask(
-            events.FinishedBlocks(
-                self._call(request), request.spec.transfer_key, (), None, waits_for=events.WaitsFor.REGISTRATION,
-                failure=task.message or "the source cannot deliver",
-            )
-        )  # fmt: skip
+        why, waits_for = task.message or "the source cannot deliver", events.WaitsFor.REGISTRATION
+        nothing = request.spec.transfer_key, (), None
+        finished = events.FinishedBlocks(self._call(request), *nothing, waits_for=waits_for, failure=why)
+        answer: actions.GaveUp = self._ask(finished)
         return answer.transfer.id if answer.transfer else None
 
     def _start_over(self, request: _LeadRequest, _: str) -> None:

@@ -150,10 +150,10 @@ async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) ->
     assert get.source is not None, "it is fetched from somewhere"
     if timeout_s <= 0:
         raise DeadlineExceeded(Reason.DEADLINE, "it was too late to fetch the tensor", metadata={"phase": "tensor"})
+    name, expected, left = name_to_proto(get.id), expected_to_proto(get.expected), duration(timeout_s)
     request = tensor_pb2.GetTensorRequest(
-        tensor=name_to_proto(get.id), expected=expected_to_proto(get.expected), as_offer=True,
-        timeout=duration(timeout_s), request_id=get.request_id, tenant=get.tenant,
-    )  # fmt: skip
+        tensor=name, expected=expected, as_offer=True, timeout=left, request_id=get.request_id, tenant=get.tenant
+    )
     reply = await remote.get(get.source, request, timeout_s, trace)
     try:
         claims_of(reply.grant)
@@ -190,10 +190,10 @@ async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: 
         raise PreconditionFailed(Reason.PEER_FAILED, f"{source.address} answers with tensors that were not asked for")
     for tensor in found:
         wanted[tensor.id].expected.check(tensor.described)
+    token, bundled = reply.grant.token, tuple(found[1:])
     return Put(
-        found[0].id, found[0].described, token=reply.grant.token, request_id=first.request_id,
-        bundled=tuple(found[1:]), tenant=first.tenant,
-    )  # fmt: skip
+        found[0].id, found[0].described, token=token, request_id=first.request_id, bundled=bundled, tenant=first.tenant
+    )
 
 
 async def give_back(remote: RemoteStores, release: Release, trace: str) -> int | KVGrpcError:

@@ -18,15 +18,7 @@ from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import TensorOffer
 from kvgrpc.core.tensors.store_layout import pages_for
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import (
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    KVGrpcError,
-    OutOfRange,
-    Reason,
-    Unavailable,
-)
+from kvgrpc.errors import DeadlineExceeded, InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason, Unavailable
 from kvgrpc.service import telemetry
 from kvgrpc.service.callers import payer
 from kvgrpc.service.runner import Alarm, copied

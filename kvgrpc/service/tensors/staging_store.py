@@ -358,10 +358,9 @@ class StagingStore:
         life = Life(self.lead, table, self._perform)
         pages = StorePages(life, SpillMemory(spill_pages, page_bytes, self._memory))
         kept = KeptTensors(life)
-        store = self._store = Store(
-            life, pages, WaitingCalls(life, pages.look), kept, TensorSender(life, self._remote, kept),
-            SourceFetcher(life, self._remote, lambda put, trace: self._fetched(store, put, trace)),
-        )  # fmt: skip
+        waits, sender = WaitingCalls(life, pages.look), TensorSender(life, self._remote, kept)
+        fetcher = SourceFetcher(life, self._remote, lambda put, trace: self._fetched(store, put, trace))
+        store = self._store = Store(life, pages, waits, kept, sender, fetcher)
         runner = self.lead.runner
         runner.on_end.append(self._ended)
         runner.on_events.append(self._look)

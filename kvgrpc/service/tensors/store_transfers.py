@@ -117,26 +117,22 @@ class StoreTransfers:
         found = [self.find(offer.transfer_id) for offer in offers if stands_for]
         leases = tuple([transfer.lease_id for transfer in found if transfer is not None]) if found else ()
         pages = np.concatenate([self.pages_of(offer.allocation_id) for offer in offers])
-        answer: actions.HandedOver = self._ask(
-            events.FinishedBlocks(
-                self._call(trace), os.urandom(KEY_BYTES), ((0, pages),),
-                content_of(put.tensors, self._lead.weights, len(pages)), ttl_s, put.consumer_count,
-                request_id=put.request_id, stands_for=leases, tenant=put.tenant,
-            )
-        )  # fmt: skip
+        content = content_of(put.tensors, self._lead.weights, len(pages))
+        given = os.urandom(KEY_BYTES), ((0, pages),), content, ttl_s, put.consumer_count
+        finished = events.FinishedBlocks(
+            self._call(trace), *given, request_id=put.request_id, stands_for=leases, tenant=put.tenant
+        )
+        answer: actions.HandedOver = self._ask(finished)
         assert answer.transfer is not None, "a hand-over to readers is a transfer"
         return answer.token, answer.transfer.id
 
     def pull(self, pages: Sequence[Ids], put: Put, trace: str) -> str:
         """Begins to pull a tensor, or a bundle, into the pages of each. Returns the transfer's id."""
         whole = np.concatenate(pages)
-        answer: actions.PullStarted = self._ask(
-            events.PullBlocks(
-                self._call(trace), put.token, content_of(put.tensors, self._lead.weights, len(whole)),
-                os.urandom(ACCESS_ID_BYTES), request_id=put.request_id,
-                destination=events.Destination(((0, whole),)),
-            )
-        )  # fmt: skip
+        content, into = content_of(put.tensors, self._lead.weights, len(whole)), events.Destination(((0, whole),))
+        named = put.token, content, os.urandom(ACCESS_ID_BYTES)
+        pull = events.PullBlocks(self._call(trace), *named, request_id=put.request_id, destination=into)
+        answer: actions.PullStarted = self._ask(pull)
         assert answer.transfer is not None, "a pull is a transfer"
         return answer.transfer.id
 

@@ -35,9 +35,8 @@ async def test_a_call_within_a_recorded_span_has_one(
     with tracer.start_as_current_span("request") as request:
         await client.status()
     call, _ = exported.get_finished_spans()
-    assert (call.name, call.kind, (call.attributes or {})["kvgrpc.peer"]) == (
-        GET_STATUS, SpanKind.CLIENT, server.address,
-    )  # fmt: skip
+    expected = (GET_STATUS, SpanKind.CLIENT, server.address)
+    assert (call.name, call.kind, (call.attributes or {})["kvgrpc.peer"]) == expected
     assert call.parent == request.get_span_context()
     assert call.context is not None
     assert server.seen[0].metadata["traceparent"][36:52] == format_span_id(call.context.span_id)

@@ -53,9 +53,8 @@ async def test_calls_that_are_made_often_share_one_stream(server: StreamingServe
         client.free([1]),
         client.renew_leases(["l"]),
     )
-    assert sorted(server.names()) == [
-        "CancelTransfer", "FinishedBlocks", "FreeBlocks", "GetTransfer", "PullBlocks", "RenewLeases",
-    ]  # fmt: skip
+    expected = ["CancelTransfer", "FinishedBlocks", "FreeBlocks", "GetTransfer", "PullBlocks", "RenewLeases"]
+    assert sorted(server.names()) == expected
     assert server.streams == 1
 
 
@@ -273,9 +272,8 @@ async def test_each_call_has_the_trace_of_its_caller(server: StreamingServer, cl
         with trace.use_span(NonRecordingSpan(context)):
             await client.get_transfer("t")
     await client.get_transfer("t")
-    assert [call.traceparent for call in server.streamed] == [
-        f"00-{1:032x}-{9:016x}-01", f"00-{2:032x}-{9:016x}-01", "",
-    ]  # fmt: skip
+    expected = [f"00-{1:032x}-{9:016x}-01", f"00-{2:032x}-{9:016x}-01", ""]
+    assert [call.traceparent for call in server.streamed] == expected
 
 
 async def test_metadata_of_the_client_goes_with_the_stream(server: StreamingServer) -> None:

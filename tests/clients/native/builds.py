@@ -22,10 +22,10 @@ def need(*programs: str) -> None:
 
 def run(*command: str, cwd: Path = ROOT, timeout_s: float = BUILD_TIMEOUT_S, **environment: str) -> str:
     """Runs a command and returns its output. Fails with it."""
+    env, stdout = os.environ | environment, subprocess.PIPE
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+        command, cwd=cwd, env=env, stdout=stdout, stderr=subprocess.STDOUT, text=True, timeout=timeout_s, check=False
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -26,9 +26,7 @@ class Error(ctypes.Structure):
 
 
 class Ticket(ctypes.Structure):
-    _fields_ = [
-        ("socket_path", c_char_p), ("secret", Bytes), ("comes_back_s", c_double), ("memory_bytes", c_uint64),
-    ]  # fmt: skip
+    _fields_ = [("socket_path", c_char_p), ("secret", Bytes), ("comes_back_s", c_double), ("memory_bytes", c_uint64)]
 
 
 class Memory(ctypes.Structure):
@@ -63,9 +61,8 @@ def library() -> ctypes.CDLL:
     for name in ("rank_memory", "rank_memory_bytes", "rank_stop", "rank_close", "engine_close"):
         getattr(loaded, f"kvgrpc_{name}").argtypes = [c_void_p]
     loaded.kvgrpc_rank_attach.argtypes = [POINTER(Ticket), c_uint32, POINTER(c_void_p), POINTER(Error)]
-    loaded.kvgrpc_rank_attach_memory.argtypes = [
-        POINTER(Ticket), c_uint32, POINTER(Memory), c_size_t, POINTER(c_void_p), POINTER(Error),
-    ]  # fmt: skip
+    of_rank, results = (POINTER(Ticket), c_uint32), (POINTER(c_void_p), POINTER(Error))
+    loaded.kvgrpc_rank_attach_memory.argtypes = [*of_rank, POINTER(Memory), c_size_t, *results]
     loaded.kvgrpc_rank_serve.argtypes = [c_void_p, POINTER(Error)]
     loaded.kvgrpc_rank_step_done.argtypes = [c_void_p, c_uint64, POINTER(Error)]
     loaded.kvgrpc_rank_layers_done.argtypes = [c_void_p, c_uint64, c_uint32, c_uint32, POINTER(Error)]

@@ -258,9 +258,7 @@ def test_what_is_read_under_a_lease_is_read_under_those_that_it_stands_for(lead:
     for each in (together, *made):
         assert lease_state(lead, each) is LeaseState.DONE
         transfer = lead.transfer(each.transfer.id)
-        assert (transfer.state, transfer.consumers_done, transfer.nbytes_done) == (
-            State.SUCCEEDED, 1, transfer.nbytes,
-        )  # fmt: skip
+        assert (transfer.state, transfer.consumers_done, transfer.nbytes_done) == (State.SUCCEEDED, 1, transfer.nbytes)
     assert len(lead.state.pool.pins) == 0
 
 

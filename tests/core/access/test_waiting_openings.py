@@ -205,8 +205,7 @@ def test_the_openings_of_one_call_have_so_many_blocks_since_their_answer_is_one_
     lead.admit(D)
     made = [lead.finish(32, (2 * i, 2 * i + 1), key=bytes([i] * 16)) for i in range(4)]
     rows = lead.opened(D, *(opening(one.token, number) for number, one in enumerate(made, 1)))
-    assert [row.reason if isinstance(row, KVGrpcError) else Opened for row in rows] == [
-        Opened, Opened, Reason.LIMIT_EXCEEDED, Reason.LIMIT_EXCEEDED
-    ]  # fmt: skip
+    expected = [Opened, Opened, Reason.LIMIT_EXCEEDED, Reason.LIMIT_EXCEEDED]
+    assert [row.reason if isinstance(row, KVGrpcError) else Opened for row in rows] == expected
     assert [access_id(number) in lead.state.access.rows for number in range(1, 5)] == [True, True, False, False]
     assert all(isinstance(row, Opened) for row in lead.opened(D, opening(made[2].token, 3), opening(made[3].token, 4)))

@@ -232,9 +232,8 @@ def test_a_source_that_is_aborted_ends_its_readers() -> None:
 
 def test_only_the_source_of_a_pull_cancels_it_and_only_by_that_word() -> None:
     pair = at_stage("wire")
-    for engine, outcome in (
-        (pair.e, CloseOutcome.CANCELLED), (pair.p, CloseOutcome.DROPPED), (pair.p, CloseOutcome.FAILED)
-    ):  # fmt: skip
+    cases = ((pair.e, CloseOutcome.CANCELLED), (pair.p, CloseOutcome.DROPPED), (pair.p, CloseOutcome.FAILED))
+    for engine, outcome in cases:
         pair.e.admit(pair.d.me)
         pair.d.admit(pair.e.me)
         row = events.AccessClosing(access_id(1), outcome, quiesced=True)

@@ -42,10 +42,10 @@ def reserves(call: Call) -> Event:
     return events.ReserveBlocks(call, b"k" * 16, lists((0, 1)), content(32), source=source)
 
 
+NAMES = ("connects", "pulls", "registers", "reserves")
 KINDS = pytest.mark.parametrize(
-    "ask", [lambda call: events.ConnectPeer(call, "new:1", ""), pulls, registers, reserves],
-    ids=["connects", "pulls", "registers", "reserves"],
-)  # fmt: skip
+    "ask", [lambda call: events.ConnectPeer(call, "new:1", ""), pulls, registers, reserves], ids=NAMES
+)
 
 
 @KINDS

@@ -130,9 +130,8 @@ def test_callers_that_only_introduced_themselves_make_room_for_new_ones_the_firs
     lead = Lead(describe("d", 2), Limits(new_peers=2))
     lead.admit(P)
     first, second, third = strangers(lead, 3)
-    assert [state_of(lead, peer) for peer in (P, first, second, third)] == [
-        PeerState.CONNECTED, PeerState.DEAD, PeerState.CONNECTED, PeerState.CONNECTED
-    ]  # fmt: skip
+    expected = [PeerState.CONNECTED, PeerState.DEAD, PeerState.CONNECTED, PeerState.CONNECTED]
+    assert [state_of(lead, peer) for peer in (P, first, second, third)] == expected
 
 
 def test_a_caller_whose_stream_stood_once_makes_no_room_while_it_is_silent() -> None:
@@ -152,9 +151,8 @@ def test_where_no_more_peers_fit_new_callers_make_room_for_one_that_we_dial() ->
     call = connect(lead, "q:1")
     lead.connect(q)
     assert isinstance(lead.answer(call), PeerConnected)
-    assert [state_of(lead, peer) for peer in (P, q, stranger)] == [
-        PeerState.CONNECTED, PeerState.CONNECTED, PeerState.DEAD
-    ]  # fmt: skip
+    expected = [PeerState.CONNECTED, PeerState.CONNECTED, PeerState.DEAD]
+    assert [state_of(lead, peer) for peer in (P, q, stranger)] == expected
 
 
 def test_a_caller_that_made_room_is_told_and_may_come_again() -> None:

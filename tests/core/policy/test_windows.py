@@ -169,10 +169,9 @@ def test_exactly_the_blocks_that_are_read_and_missing_move(data: DataObject) -> 
     kinds = draw(st.lists(st.sampled_from([FULL, WINDOW, STATE]), min_size=1, max_size=3))
     pool = pool_of(*kinds, window=draw(st.integers(1, 130)), space=draw(st.sampled_from(["", "shared"])))
     ranges = draw(st.sampled_from([(), ((0, 1), (1, 1))]))
-    scene = Scene(
-        pool, draw(st.sampled_from([ModeChoice.PULL, ModeChoice.PUSH])), draw(st.sampled_from([READING, WRITING])),
-        backoff_tokens=int(STATE in kinds), layer_ranges=ranges,
-    )  # fmt: skip
+    mode = draw(st.sampled_from([ModeChoice.PULL, ModeChoice.PUSH]))
+    side = draw(st.sampled_from([READING, WRITING]))
+    scene = Scene(pool, mode, side, backoff_tokens=int(STATE in kinds), layer_ranges=ranges)
     prompt, have = draw(st.integers(2, 200)), draw(st.integers(0, 200))
     drawn = random.Random(draw(st.integers(0, 99)))
     taken = worn(pool, table_of(pool, prompt, drawn), have)

@@ -35,7 +35,7 @@ class Written(Lead):
     def opening(self, token: bytes, blocks: int, number: int) -> AccessOpening:
         return AccessOpening(
             access_id(number), token, None, "t-p", "r", ("loopback",), b"", content(16 * blocks), 0, ()
-        )  # fmt: skip
+        )
 
     def memory(self) -> Disposition:
         return self.transfer(self.transfer_id).memory

@@ -163,13 +163,8 @@ def test_an_answer_that_does_not_serve_the_blocks_here_makes_no_sense() -> None:
 def test_both_sides_agree_on_the_prefix() -> None:
     pair = Pair()
     made = pair.p.finish(64, (5, 6, 7, 8))
-    pull = pair.call(
-        pair.d,
-        lambda c: events.PullBlocks(
-            c, made.token, parting(50), access_id(7), destination=events.Destination(lists((1, 2, 3, 4))),
-            allow_prefix=True,
-        ),
-    ).transfer  # fmt: skip
+    into, of = events.Destination(lists((1, 2, 3, 4))), (made.token, parting(50), access_id(7))
+    pull = pair.call(pair.d, lambda c: events.PullBlocks(c, *of, destination=into, allow_prefix=True)).transfer
     (post,) = pair.posts
     assert isinstance(post[1], actions.Post)
     pair.moved()

@@ -206,8 +206,8 @@ def test_a_push_with_a_destination_is_claimed_until_that_failed(writers: Writers
     pair.tick(FIRM_S)
     pair.register(pair.reserve(32, (3, 4)).token)
     assert lease_of(pair) is None
-    pair.call(pair.d, lambda c: events.CancelTransfer(c, next(iter(pair.d.state.transfers)).id,
-                                                      scope=events.CancelScope.THIS_SIDE))  # fmt: skip
+    first, scope = next(iter(pair.d.state.transfers)).id, events.CancelScope.THIS_SIDE
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, first, scope=scope))
     pair.moved()
     assert lease_of(pair) == FIRM_S
 

@@ -254,8 +254,8 @@ def test_what_our_own_posting_still_reads_is_not_reclaimed() -> None:
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
     ((_, post),) = pair.posts
-    pair.call(pair.d, lambda c: events.CancelTransfer(c, next(iter(pair.d.state.transfers)).id,
-                                                      scope=events.CancelScope.THIS_SIDE))  # fmt: skip
+    first, scope = next(iter(pair.d.state.transfers)).id, events.CancelScope.THIS_SIDE
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, first, scope=scope))
     pair.tick(FIRM_S + 1)
     assert not pair.call(pair.p, lambda c: ReclaimBlocks(c, ((0, 1),))).enough
     assert post.posting_id

@@ -311,9 +311,7 @@ def test_a_pull_is_as_old_as_its_caller_can_say(lead: Lead) -> None:
     for number, (stated, principal, taken) in enumerate(
         ((0, "router", 3), (5, "router", wall_us - REQUEST_AGE_MAX_US), (5, ENGINE, 5))
     ):
-        ask = events.PullBlocks(
-            Call(90 + number, principal, wall_us=wall_us), token, content(32), access_id(40 + number),
-            request_time_us=stated,
-        )  # fmt: skip
+        call = Call(90 + number, principal, wall_us=wall_us)
+        ask = events.PullBlocks(call, token, content(32), access_id(40 + number), request_time_us=stated)
         lead.feed(ask)
         assert lead.one(actions.SendOpen).opening.request_time_us == taken

@@ -189,8 +189,8 @@ class Link:
         token = grant(self._source, tokens=64, key=self._count.to_bytes(16, "big"), lease_id=f"l-{self._count}")
         blocks = range(first, first + 4)
         answer = self.lead.pull(
-            token, 64, blocks, number=self._count, priority=important, queue_timeout_s=1e8, transfer_timeout_s=1e8,
-        )  # fmt: skip
+            token, 64, blocks, number=self._count, priority=important, queue_timeout_s=1e8, transfer_timeout_s=1e8
+        )
         self._begun[answer.id] = (self.lead.now, first, important)
         self._perform(self.lead.done)
 

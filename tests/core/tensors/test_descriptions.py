@@ -28,9 +28,7 @@ PLAIN = Description("float32", (2, 3), 24, 1, b"prompt")
 
 
 def changed(**fields: Any) -> Description:
-    same: dict[str, Any] = {
-        "dtype": "float32", "shape": (2, 3), "nbytes": 24, "layer": 1, "content_digest": b"prompt",
-    }  # fmt: skip
+    same: dict[str, Any] = {"dtype": "float32", "shape": (2, 3), "nbytes": 24, "layer": 1, "content_digest": b"prompt"}
     return Description(**(same | fields))
 
 
@@ -122,10 +120,8 @@ def test_contents_are_those_of_the_vectors(case: dict[str, Any]) -> None:
 def test_every_field_of_a_tensor_makes_another_content() -> None:
     ids = [TensorId(KEY, "a"), TensorId(KEY, "b"), TensorId(KEY, "a", 1), TensorId(b"o" * 16, "a")]
     found = [content_of([NamedTensor(id_, PLAIN)], "w", 1) for id_ in ids]
-    others = [
-        changed(dtype="int32"), changed(shape=(3, 2)), changed(shape=(6,)), changed(layer=None), changed(layer=2),
-        changed(content_digest=b""), changed(content_digest=b"promp"),
-    ]  # fmt: skip
+    others = [changed(dtype="int32"), changed(shape=(3, 2)), changed(shape=(6,)), changed(layer=None), changed(layer=2)]
+    others += [changed(content_digest=b""), changed(content_digest=b"promp")]
     found += [content_of([NamedTensor(ids[0], other)], "w", 1) for other in others]
     found += [content_of([NamedTensor(ids[0], PLAIN)], "v", 1), content_of([NamedTensor(ids[0], PLAIN)], "", 1)]
     assert len({content.opaque for content in found}) == len(found)

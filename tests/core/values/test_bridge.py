@@ -121,9 +121,8 @@ def test_blocks_of_which_nothing_is_known_come_from_the_same_layer_and_tensor(li
     group = Group("g", GroupKind.FULL_ATTENTION, 2, 16, 8, 1, 64, "of its own")
     tensors = [(layer, tensor) for layer in range(2) for tensor in (TensorKind.K, TensorKind.V)]
     rows = [Region(0, layer, 1, 512 * i, 64, 64, tensor) for i, (layer, tensor) in enumerate(tensors)]
-    source, destination = PoolLayout((group,), tuple(rows), 2048), PoolLayout(
-        (group,), tuple(rows[i] for i in listed), 2048
-    )  # fmt: skip
+    source = PoolLayout((group,), tuple(rows), 2048)
+    destination = PoolLayout((group,), tuple(rows[i] for i in listed), 2048)
     (planned,) = Bridge(BridgeSide(source, 1), BridgeSide(destination, 1)).plan([Chunk((ids(1),), (ids(2),), None)])
     runs = sorted(zip(planned.runs.src.tolist(), planned.runs.dst.tolist(), strict=True))
     assert runs == [(512 * i + 64, 512 * i + 128) for i in range(4)]

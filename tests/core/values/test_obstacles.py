@@ -365,18 +365,14 @@ def state(head_dim: int, sections: tuple[Section, ...]) -> EngineDescription:
 
 
 def test_engines_that_a_bridge_joins_have_one_digest() -> None:
-    bridged = [
-        engine(2), engine(8), engine(block_tokens=32), engine(order="token_major"), engine(layers_per_region=2),
-        engine(blocks=4), engine(block_tokens=24),
-    ]  # fmt: skip
+    bridged = [engine(2), engine(8), engine(block_tokens=32), engine(order="token_major"), engine(layers_per_region=2)]
+    bridged += [engine(blocks=4), engine(block_tokens=24)]
     assert {layout_digest(one) for one in bridged} == {layout_digest(engine())}
 
 
 def test_engines_that_no_bridge_joins_have_other_digests() -> None:
-    others = [
-        engine(head_dim=32), engine(dtype="float16"), engine(layers=4), engine(kv_heads=8, total_kv_heads=8),
-        engine(window_tokens=64), engine(kind=GroupKind.MLA, total_kv_heads=0),
-    ]  # fmt: skip
+    others = [engine(head_dim=32), engine(dtype="float16"), engine(layers=4), engine(kv_heads=8, total_kv_heads=8)]
+    others += [engine(window_tokens=64), engine(kind=GroupKind.MLA, total_kv_heads=0)]
     found = [layout_digest(one) for one in (engine(), *others)]
     assert len(set(found)) == len(found)
     assert all(any(not row.bridgeable for row in compare(engine(), one)) for one in others)

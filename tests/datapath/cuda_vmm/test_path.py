@@ -95,8 +95,8 @@ def test_a_peer_on_a_gpu_with_peer_access_is_read_by_the_own_one() -> None:
         remote = reader.reach(part)
         assert move(reader.path, remote, WHOLE).poll() is PostingState.DONE
         assert np.array_equal(array, written)
-        assert remote.why.endswith(f"copied on GPU-{'02' * 4}-0202-0202-0202-{'02' * 6}, by GPU-{'01' * 4}-0101-0101-"
-                                   f"0101-{'01' * 6}")  # fmt: skip
+        theirs, own = (f"GPU-{n * 4}-{n * 2}-{n * 2}-{n * 2}-{n * 6}" for n in ("02", "01"))
+        assert remote.why.endswith(f"copied on {theirs}, by {own}")
         assert remote.process is not None
         remote.process.close()
 

@@ -81,10 +81,8 @@ def test_an_engine_survives_a_defect(mode: str, peer: Side, tmp_path: Path, monk
 
 def test_at_a_lead_that_it_did_not_launch_an_engine_is_told_that_it_died(tmp_path: Path) -> None:
     path = str(tmp_path / "session.sock")
-    process = DefectiveProcess(
-        tmp_path / "lead", "--listen", f"{HOME}:0", "--no-pool", "--drain-s", "0", "--session-socket", path,
-        settings=SETTINGS,
-    )  # fmt: skip
+    flags = ("--listen", f"{HOME}:0", "--no-pool", "--drain-s", "0", "--session-socket", path)
+    process = DefectiveProcess(tmp_path / "lead", *flags, settings=SETTINGS)
     api = Api(process.wait_ready()["address"])
     try:
         side = shared(Engine.attach(path, pool=LAYOUT))

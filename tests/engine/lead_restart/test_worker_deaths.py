@@ -33,10 +33,9 @@ def test_a_worker_that_dies_with_its_lead_ends_the_engine(workers: Workers, monk
     with Engine.launch(pool=layout(), private_memory=True, world_size=2, flags=["--data-paths", "cma"]) as engine:
         for rank, worker in enumerate((one, two)):
             ticket = engine.ticket
-            worker.send(
-                op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(), data_paths=["cma"], rank=rank,
-                memory_bytes=ticket.memory_bytes, comes_back_s=ticket.comes_back_s,
-            )  # fmt: skip
+            given = {"socket_path": ticket.socket_path, "secret": ticket.secret.hex(), "data_paths": ["cma"]}
+            sizes = {"memory_bytes": ticket.memory_bytes, "comes_back_s": ticket.comes_back_s}
+            worker.send(op="attach", rank=rank, **given, **sizes)
             assert worker.answer() == "attached"
         assert engine._lead is not None
         handover = engine.finished_blocks([1, 2], content(PROMPT[:32]), transfer_key=new_key())

@@ -42,10 +42,8 @@ class MirroredWorkers(Side):
         self.engine = Engine.attach(lead.socket_path, pool=layout(), mirrored=True, world_size=len(workers))
         ticket = self.engine.ticket
         for rank, worker in enumerate(workers):
-            worker.send(
-                op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(),
-                memory_bytes=ticket.memory_bytes, rank=rank, data_paths=data_paths,
-            )  # fmt: skip
+            given = {"socket_path": ticket.socket_path, "secret": ticket.secret.hex()}
+            worker.send(op="attach", memory_bytes=ticket.memory_bytes, rank=rank, data_paths=data_paths, **given)
         assert [worker.answer() for worker in workers] == ["attached"] * len(workers)
 
     def fill_all(self, blocks: Sequence[int], seed: int) -> list[str]:

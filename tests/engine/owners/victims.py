@@ -214,10 +214,8 @@ def attached(leads: Leads, kind: PoolKind) -> Iterator[Victim]:
         side.engine.flush()
         pull_id = side.known(pull)
         d.wait_for(pull_id, "blocks")
-        yield Victim(
-            d.api, side.engine.incarnation, allocation_id, tuple(blocks[:2]), pull_id,
-            common_pb2.Grant(token=second), push_key,
-        )  # fmt: skip
+        grant, two = common_pb2.Grant(token=second), tuple(blocks[:2])
+        yield Victim(d.api, side.engine.incarnation, allocation_id, two, pull_id, grant, push_key)
 
 
 def allocated(side: Side, count: int) -> tuple[str, list[int]]:

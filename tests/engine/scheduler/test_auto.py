@@ -77,8 +77,8 @@ def test_a_destination_waits_for_a_request_that_is_computed_for_long(sides: Side
     p.scheduler.arrived(wanted)
     waiting(d, p, wanted.transfer_key)
     p.until(lambda: p.scheduler.policy.pushes(R))
-    unknown = d.side.engine.reserve([[40]], wanted.content(PROMPT[:16]), transfer_key=new_key(),
-                                    source_address=p.side.engine.address)  # fmt: skip
+    part, source = wanted.content(PROMPT[:16]), p.side.engine.address
+    unknown = d.side.engine.reserve([[40]], part, transfer_key=new_key(), source_address=source)
     d.until(lambda: unknown.over)
     assert p.prefilled(wanted) == b""
     received(p, d)

@@ -86,10 +86,10 @@ class Scheduler:
 
     def _prefill(self, request: Request, blocks: list[int]) -> None:
         self.side.fill(blocks, request.number)
+        named, began_us = content(request.prompt), request.began_us
         made = self.side.engine.finished_blocks(
-            blocks, content(request.prompt), transfer_key=new_key(), request_id=request.name, ttl_s=300.0,
-            request_time_us=request.began_us,
-        )  # fmt: skip
+            blocks, named, transfer_key=new_key(), request_id=request.name, ttl_s=300.0, request_time_us=began_us
+        )
         self._lent[made] = blocks
         self.side.engine.flush()
         request.destination.take(request, made.grant)

@@ -18,7 +18,7 @@ from kvgrpc.core.policy.values import (
     ReservedAt,
     SendEnded,
     TakeLost,
-)  # fmt: skip
+)
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Engine
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Scheduler, Source

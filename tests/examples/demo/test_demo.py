@@ -104,18 +104,14 @@ async def test_pulled_kv_gives_the_tokens_of_one_engine(stage: Stage, capsys: Ca
     result = await stage.run(Options())
     code, said = reported(result, capsys)
     check_identical(said, code, "shm")
-    assert set(said) == {
-        "identical", "mode", "layerwise", "prompts", "visible_ratio", "chat", "leases_left", "pinned_blocks_left",
-        "used_blocks_left", "trace_id",
-    }  # fmt: skip
+    left = {"leases_left", "pinned_blocks_left", "used_blocks_left"}
+    assert set(said) == {"identical", "mode", "layerwise", "prompts", "visible_ratio", "chat", "trace_id", *left}
     assert (said["mode"], said["layerwise"], said["visible_ratio"]) == ("pull", False, None)
     assert len(bytes.fromhex(said["trace_id"])) == 16
     assert [prompt["name"] for prompt in said["prompts"]] == NAMES
     for prompt in said["prompts"]:
-        assert set(prompt) == {
-            "name", "tokens_equal", "prompt_tokens", "blocks", "bytes", "datapath", "ms", "visible_ms",
-            "whole_visible_ms", "error",
-        }  # fmt: skip
+        times = {"ms", "visible_ms", "whole_visible_ms"}
+        assert set(prompt) == {"name", "tokens_equal", "prompt_tokens", "blocks", "bytes", "datapath", "error", *times}
         assert set(prompt["ms"]) == PHASES
         assert prompt["visible_ms"] > prompt["ms"]["wire"] > 0
         assert prompt["prompt_tokens"] > 0
@@ -233,10 +229,8 @@ def test_layers_are_not_pulled() -> None:
 @pytest.mark.parametrize("data_path", ["shm", "cma", "nixl", "collective"])
 def test_every_data_path_gives_the_same_tokens(data_path: str, mode: list[str]) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGRPC_", "OTEL_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--json", "--datapath", data_path, *mode],
-        cwd=ROOT, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+    demo = [sys.executable, "-m", "examples.demo", "--json", "--datapath", data_path, *mode]
+    done = subprocess.run(demo, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.stdout, done.stderr
     assert done.stderr.startswith("starting two servers")
     assert "stopping all processes\n" in done.stderr

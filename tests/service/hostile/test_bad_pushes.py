@@ -89,7 +89,7 @@ PARTS: dict[str, Row] = {
     "another lease": case(BAD, "INVALID_FIELD", "lease", 1, lease_id="l-of-another"),
     "another life": case("ABORTED", "INCARNATION_CHANGED", "allocate again", 1, incarnation=7),
     "4 million consumers": case(BAD, "INVALID_FIELD", "consumer_count", 1, consumer_count=4_000_000),
-}  # fmt: skip
+}
 
 
 @either(PARTS)

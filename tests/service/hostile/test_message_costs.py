@@ -70,21 +70,21 @@ def known(engine: Engine) -> peer_pb2.Caller:
 CONVERSE = "peer.v1.PeerService/Converse"
 MESSAGES: dict[str, tuple[str, Messages]] = {
     "a stranger names millions of blocks": (
-        CONVERSE, lambda engine: said(Consumer(engine).caller, open_access=MANY_BLOCKS)
+        CONVERSE,
+        lambda engine: said(Consumer(engine).caller, open_access=MANY_BLOCKS),
     ),
     "a peer names millions of blocks": (CONVERSE, lambda engine: said(known(engine), open_access=MANY_BLOCKS)),
     "a stranger opens two million accesses": (
-        CONVERSE, lambda engine: said(Consumer(engine).caller, open_access=rows(peer_pb2.OpenAccessRequest, "openings"))
+        CONVERSE,
+        lambda engine: said(Consumer(engine).caller, open_access=rows(peer_pb2.OpenAccessRequest, "openings")),
     ),
     "a stranger has parts without end": (
         CONVERSE,
-        lambda engine: said(
-            Consumer(engine).caller, parts_ready=rows(peer_pb2.PartsReadyRequest, "parts", 100_000)
-        ),
+        lambda engine: said(Consumer(engine).caller, parts_ready=rows(peer_pb2.PartsReadyRequest, "parts", 100_000)),
     ),
     "a stranger has more memory than there is room for": ("v1.HandshakeService/Handshake", many_segments),
     "a stranger has much to say of its memory": ("v1.HandshakeService/Handshake", long_metadata),
-}  # fmt: skip
+}
 
 
 def refused(engine: Engine, rpc: str, body: bytes) -> None:

@@ -39,9 +39,8 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @asynccontextmanager
 async def serving(engine_id: str, **settings: Any) -> AsyncIterator[Server]:
-    given: dict[str, Any] = {
-        "listen": "127.0.0.1:0", "engine_id": engine_id, "pool": POOL, "data_paths": ("shm",), "metrics": "127.0.0.1:0",
-    }  # fmt: skip
+    places = dict.fromkeys(("listen", "metrics"), "127.0.0.1:0")
+    given: dict[str, Any] = {**places, "engine_id": engine_id, "pool": POOL, "data_paths": ("shm",)}
     server = Server(Config(**(given | settings)))
     await server.start()
     try:

@@ -261,9 +261,8 @@ def test_a_row_that_fails_is_an_answer_and_fails_no_other(source: Engine, consum
         opening(grant.token, prompt(40, seed=1), new_key()),
     ]
     results = consumer.open_row(*rows).results
-    assert [reason_of(row) if row.HasField("failure") else "" for row in results] == [
-        "GRANT_INVALID", "", "GRANT_INVALID", "CONTENT_MISMATCH",
-    ]  # fmt: skip
+    expected = ["GRANT_INVALID", "", "GRANT_INVALID", "CONTENT_MISMATCH"]
+    assert [reason_of(row) if row.HasField("failure") else "" for row in results] == expected
     consumer.close(access, FAILED)
 
 

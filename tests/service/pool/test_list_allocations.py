@@ -41,9 +41,8 @@ def test_who_holds_blocks_is_listed_oldest_first_with_what_was_said_of_them(
 ) -> None:
     found = listed(source)
     assert [row.allocation_id for row in found] == [reply.blocks.allocation_id for reply in made]
-    assert [(row.request_id, row.label) for row in found] == [
-        ("chat-1", "prefill of chat"), ("chat-2", "prefill of chat"), ("", ""),
-    ]  # fmt: skip
+    expected = [("chat-1", "prefill of chat"), ("chat-2", "prefill of chat"), ("", "")]
+    assert [(row.request_id, row.label) for row in found] == expected
     assert [ids_of(row.blocks) for row in found] == [ids_of(reply.blocks) for reply in made]
     assert {row.owner for row in found} == {"anonymous"}
     assert 0 < seconds(found[1].remaining) <= 60 < seconds(found[0].remaining)

@@ -71,10 +71,8 @@ def call_and_other_body(  # noqa: PLR0911 - one return for each RPC
     return engine.api.pool.FreeBlocks, first, other
 
 
-MUTATING = [
-    "FinishedBlocks", "PullBlocks", "GrantLease", "ReleaseLease", "CancelTransfer", "AcknowledgeTransfers",
-    "AllocateBlocks", "FreeBlocks",
-]  # fmt: skip
+MUTATING = ["FinishedBlocks", "PullBlocks", "GrantLease", "ReleaseLease", "CancelTransfer", "AcknowledgeTransfers"]
+MUTATING += ["AllocateBlocks", "FreeBlocks"]
 
 
 def end_allocations(engine: Engine, reply: Message) -> None:

@@ -168,15 +168,12 @@ def test_a_lease_that_cannot_be_renewed_is_a_row(source: Engine, destination: En
     source.release(over.lease.lease_id)
     foreign, broken = destination.hand_over(TOKENS).grant, common_pb2.Grant(token=b"nonsense")
     forged = common_pb2.Grant(token=live.grant.token[:-1] + bytes([live.grant.token[-1] ^ 1]))
-    refs = [
-        by_id(over.lease.lease_id), by_grant(over.grant), by_id("l-unknown"), by_grant(foreign), by_grant(broken),
-        by_grant(forged), by_id(live.lease.lease_id),
-    ]  # fmt: skip
+    refs = [by_id(over.lease.lease_id), by_grant(over.grant), by_id("l-unknown"), by_grant(foreign), by_grant(broken)]
+    refs += [by_grant(forged), by_id(live.lease.lease_id)]
     rows = renew(source, *refs)
-    assert [reason for _, reason in rows] == [
-        "LEASE_RELEASED", "LEASE_RELEASED", "LEASE_NOT_FOUND", "GRANT_FOREIGN", "GRANT_INVALID", "GRANT_INVALID",
-        "UNSPECIFIED",
-    ]  # fmt: skip
+    released, invalid = ("LEASE_RELEASED",) * 2, ("GRANT_INVALID",) * 2
+    expected = [*released, "LEASE_NOT_FOUND", "GRANT_FOREIGN", *invalid, "UNSPECIFIED"]
+    assert [reason for _, reason in rows] == expected
     assert [left > 0 for left, _ in rows] == [False] * 6 + [True]
 
 

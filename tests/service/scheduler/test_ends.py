@@ -54,8 +54,8 @@ def test_an_abort_of_what_is_waited_for_by_push_frees_the_source(pair: Pair) -> 
     id_, key = new_id(), new_key()
     p.arrived(id_, give=PREFILL, intent=intent(transfer_key=key, mode=PUSH))
     p.finished(id_, p.engine.allocate(3))
-    d.arrived(id_, push=scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address)),
-              intent=intent(transfer_key=key))  # fmt: skip
+    push = scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address))
+    d.arrived(id_, push=push, intent=intent(transfer_key=key))
     assert not d.aborted(id_), "no blocks were allocated"
     p.told("send_ended", id_)
     at_rest(p, d)
@@ -120,8 +120,8 @@ def test_swapped_grants_are_a_loss_that_names_its_blocks(pair: Pair) -> None:
     assert (ended.failure.phase, ended.failure.side) == (common_pb2.TRANSFER_PHASE_OPEN, common_pb2.SIDE_SOURCE)
     assert ended.failure.next == common_pb2.NEXT_STEP_FIX_REQUEST
     assert (ended.computed_tokens, ended.on_loss) == (0, scheduler_pb2.ON_LOSS_FAIL)
-    assert [list(range(s, s + n)) for row in ended.invalid_blocks.groups
-            for s, n in zip(row.runs.starts, row.runs.counts, strict=True)] == [target]  # fmt: skip
+    runs = [row.runs for row in ended.invalid_blocks.groups]
+    assert [list(range(s, s + n)) for run in runs for s, n in zip(run.starts, run.counts, strict=True)] == [target]
     for id_ in (mine, other):
         p.aborted(id_)
 

@@ -62,8 +62,8 @@ def test_blocks_of_a_preempted_prefill_may_be_reused_at_once_and_its_push_starts
     p, d = pair
     id_, blocks, target, key = new_id(), p.engine.allocate(5), d.engine.allocate(3), new_key()
     p.engine.write(blocks[:2], 1)
-    d.arrived(id_, push=scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address)),
-              intent=intent(transfer_key=key))  # fmt: skip
+    push = scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address))
+    d.arrived(id_, push=push, intent=intent(transfer_key=key))
     d.allocated(id_, target)
     p.arrived(id_, give=PREFILL, intent=intent(transfer_key=key, mode=PUSH))
     p.computed(id_, blocks[:2], 32)
@@ -82,8 +82,8 @@ def test_layers_are_told_with_their_epoch_so_that_those_of_a_prefill_that_starte
     p, d = pair
     id_, key, chat = new_id(), new_key(), prompt(48)
     blocks, target = p.engine.allocate(3), d.engine.allocate(3)
-    d.arrived(id_, chat, push=scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address)),
-              intent=intent(transfer_key=key))  # fmt: skip
+    push = scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address))
+    d.arrived(id_, chat, push=push, intent=intent(transfer_key=key))
     d.allocated(id_, target)
     p.arrived(id_, chat, give=PREFILL, intent=intent(transfer_key=key, mode=PUSH))
     written: list[bytes] = []
@@ -103,8 +103,8 @@ def test_layers_are_told_with_their_epoch_so_that_those_of_a_prefill_that_starte
 def test_a_prefill_that_fails_tells_the_destination_of_its_push(pair: Pair) -> None:
     p, d = pair
     id_, key = new_id(), new_key()
-    d.arrived(id_, push=scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address)),
-              intent=intent(transfer_key=key))  # fmt: skip
+    push = scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address))
+    d.arrived(id_, push=push, intent=intent(transfer_key=key))
     d.allocated(id_, d.engine.allocate(3))
     p.arrived(id_, give=PREFILL, intent=intent(transfer_key=key, mode=PUSH))
     assert not p.finished(id_, [], 0, outcome=ABORTED).keep

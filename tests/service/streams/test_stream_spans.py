@@ -83,9 +83,8 @@ async def test_a_watch_has_a_span_that_ends_with_its_first_reply(
     assert (span.name, span.kind) == (method, SpanKind.SERVER)
     assert span.parent is not None
     assert format_span_id(span.parent.span_id) == PARENT
-    assert dict(span.attributes or {}) == {
-        "rpc.system.name": "grpc", "rpc.method": method, "kvgrpc.until": "first reply",
-    }  # fmt: skip
+    expected = {"rpc.system.name": "grpc", "rpc.method": method, "kvgrpc.until": "first reply"}
+    assert dict(span.attributes or {}) == expected
     call.cancel()
 
 

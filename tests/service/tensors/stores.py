@@ -83,10 +83,8 @@ class Store(Engine):
 
     def give_back(self, key: bytes, source: str, *names: str) -> int:
         """Releases tensors here, and at an address that keeps them. Returns the number released there."""
-        request = tensor_pb2.ReleaseTensorsRequest(
-            transfer_key=key, names=[name_of(key, name) for name in names],
-            source=common_pb2.PeerAddress(address=source),
-        )  # fmt: skip
+        named, place = [name_of(key, name) for name in names], common_pb2.PeerAddress(address=source)
+        request = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=named, source=place)
         return self.api.tensors.ReleaseTensors(request).source_released_count
 
     def listed(self, **fields: Any) -> dict[str, int]:

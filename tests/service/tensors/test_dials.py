@@ -19,10 +19,10 @@ OPEN_S = 20.0
 def put_from(source: str, key: bytes, name: str, token: bytes) -> tensor_pb2.PutTensorRequest:
     """Returns a put with a forged grant, which says that the tensor is at that source."""
     forged = mint(replace(read_claims(token), address=source, engine_id=f"engine-{name}"), b"nobody's key")
+    tensor = name_of(key, name)
     return tensor_pb2.PutTensorRequest(
-        tensor=name_of(key, name), description=described(PAGE), grant=common_pb2.Grant(token=forged),
-        timeout=dur(OPEN_S),
-    )  # fmt: skip
+        tensor=tensor, description=described(PAGE), grant=common_pb2.Grant(token=forged), timeout=dur(OPEN_S)
+    )
 
 
 def kept(store: Store, key: bytes) -> bytes:

@@ -100,13 +100,10 @@ def test_what_never_comes_ends_the_wait_with_its_phase(stores: Pair, key: bytes,
     assert (refusal.code, refusal.reason, refusal.metadata["phase"]) == ("DEADLINE_EXCEEDED", "DEADLINE", "tensor")
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        {"dtype": "int8"}, {"shape_sizes": [1, 2 * PAGE]}, {"scalar": True}, {"layer": 3}, {"content_digest": b"other"},
-    ],
-    ids=str,
-)  # fmt: skip
+OTHERS = {"dtype": "int8", "shape_sizes": [1, 2 * PAGE], "scalar": True, "layer": 3, "content_digest": b"other"}
+
+
+@pytest.mark.parametrize("expected", [{name: value} for name, value in OTHERS.items()], ids=str)
 @pytest.mark.parametrize("fetched", [False, True])
 def test_another_tensor_than_is_expected_is_refused_before_bytes_move(
     stores: Pair, key: bytes, expected: dict[str, Any], fetched: bool

@@ -16,7 +16,7 @@ LIMITS = Limits(quarantine_share=0.5, peer_grace_s=10.0, rekey_interval_s=60.0)
 
 def state(*, sets_aside: bool = True) -> NodeState:
     """Returns the state of a lead with 64 blocks."""
-    made = NodeState(LIMITS, frozenset())
+    made = NodeState(LIMITS, frozenset(), checksums=False)
     made.begin(LifeBegan(1, b"", describe(), engine_attached=True, sets_aside=sets_aside))
     return made
 

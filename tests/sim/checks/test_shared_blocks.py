@@ -17,7 +17,7 @@ POOL = layout(8, aliased=True)
 
 
 def state() -> NodeState:
-    made = NodeState(Limits(quarantine_share=0.5, peer_grace_s=10.0), frozenset())
+    made = NodeState(Limits(quarantine_share=0.5, peer_grace_s=10.0), frozenset(), checksums=False)
     made.begin(LifeBegan(1, b"", describe(pool=POOL), engine_attached=True))
     return made
 

@@ -28,10 +28,9 @@ def beside(server: Server, folder: Path, order: str, **extra: Any) -> dict[str, 
     kept = {"shared_storage_path": str(folder / f"kept-{server.port}")}
     theirs = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": kept}
     connectors = {OURS_FIRST: [mine, theirs], THEIRS_FIRST: [theirs, mine], ALONE: [mine]}[order]
-    return {
-        "kv_connector": "MultiConnector", "kv_role": "kv_both", "engine_id": server.name,
-        "kv_connector_extra_config": {"connectors": connectors},
-    }  # fmt: skip
+    more = {"connectors": connectors}
+    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "engine_id": server.name}
+    return {**multi, "kv_connector_extra_config": more}
 
 
 def two_servers(folder: Path, order: str, **extra: Any) -> Iterator[Servers]:
@@ -63,8 +62,8 @@ def tensor_servers(model_folder: Path) -> Iterator[Servers]:
 
 
 def ask(url: str, prompt: list[int], **more: Any) -> Any:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
-            "return_token_ids": True}  # fmt: skip
+    flags = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, **flags}
     data, headers = json.dumps({**body, **more}).encode(), {"content-type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=60) as answer:
         return json.load(answer)

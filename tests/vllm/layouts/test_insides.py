@@ -29,6 +29,7 @@ from tests.vllm.layouts.kernels import (
 
 FULL = Group("full", GroupKind.FULL_ATTENTION, LAYERS, 32, BLOCKS, HEADS, DIM, "float32", order="head_major")
 MODEL_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.uint8: "uint8"}
+TYPES = [(torch.float32, "auto"), (torch.bfloat16, "auto"), (torch.uint8, "fp8_e4m3"), (torch.uint8, "fp8_e5m2")]
 
 
 def looked(kernel: Any, group: Group, dtype: torch.dtype) -> tuple[PoolLayout, list[torch.Tensor]]:
@@ -41,8 +42,7 @@ def looked(kernel: Any, group: Group, dtype: torch.dtype) -> tuple[PoolLayout, l
 
 
 @pytest.mark.parametrize("tokens", [32, 96])
-@pytest.mark.parametrize(("dtype", "of_cache"), [(torch.float32, "auto"), (torch.bfloat16, "auto"),
-                                                 (torch.uint8, "fp8_e4m3"), (torch.uint8, "fp8_e5m2")])  # fmt: skip
+@pytest.mark.parametrize(("dtype", "of_cache"), TYPES)
 def test_on_processors_keys_are_found_in_columns_and_values_in_rows(
     dtype: torch.dtype, of_cache: str, tokens: int
 ) -> None:

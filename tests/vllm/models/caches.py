@@ -34,10 +34,8 @@ FULL, WINDOW = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_wi
 LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 PACKED = replace(FULL, state_content_bytes=136)
 CHUNKED = ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)
-STATE = MambaSpec(
-    block_size=2048, shapes=((3, 40), (4, 8, 16)), dtypes=(torch.bfloat16, torch.float32),
-    page_size_padded=FULL.page_size_bytes,
-)  # fmt: skip
+PARTS = {"shapes": ((3, 40), (4, 8, 16)), "dtypes": (torch.bfloat16, torch.float32)}
+STATE = MambaSpec(block_size=2048, **PARTS, page_size_padded=FULL.page_size_bytes)
 STATE_BYTES = 3 * 40 * 2 + 4 * 8 * 16 * 4
 MIXED = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": replace(FULL, head_size=64)})
 
@@ -75,10 +73,9 @@ def laid_out_as(
     **parallel: int,
 ) -> PoolLayout:  # fmt: skip
     one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **dict.fromkeys(SPLITS, 1)}
-    config: Any = SimpleNamespace(
-        parallel_config=SimpleNamespace(**(one | parallel)), cache_config=SimpleNamespace(cache_dtype=cache_dtype),
-        model_config=model or model_of(heads), speculative_config=draft,
-    )  # fmt: skip
+    config: Any = SimpleNamespace(model_config=model or model_of(heads), speculative_config=draft)
+    config.parallel_config = SimpleNamespace(**(one | parallel))
+    config.cache_config = SimpleNamespace(cache_dtype=cache_dtype)
     return layout_of(config, cache)
 
 

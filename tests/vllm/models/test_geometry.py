@@ -113,8 +113,8 @@ def test_heads_are_found_in_a_block_but_not_the_tokens_of_a_head(kind: Any) -> N
 
 def test_groups_share_one_block_space_and_lie_on_each_other() -> None:
     made = laid_out(WINDOW, FULL, replace(WINDOW, sliding_window=128))
-    assert [group.kind for group in made.groups] == [GroupKind.SLIDING_WINDOW, GroupKind.FULL_ATTENTION,
-                                                     GroupKind.SLIDING_WINDOW]  # fmt: skip
+    window, full = GroupKind.SLIDING_WINDOW, GroupKind.FULL_ATTENTION
+    assert [group.kind for group in made.groups] == [window, full, window]
     assert [group.window_tokens for group in made.groups] == [64, 0, 128]
     assert made.shared_spaces == ((0, 1, 2),)
     page = FULL.page_size_bytes
@@ -286,9 +286,8 @@ def test_the_stages_of_an_engine_are_one_pool_with_the_layers_of_all(specs: Sequ
     pool, whole = joined([first, second]), stage_of(3, 3, specs=specs)
     assert pool.groups == whole.groups
     assert pool.stages == 2
-    assert sorted((r.group, r.first_layer, r.stage) for r in pool.regions) == [
-        (0, 0, 0), (0, 1, 0), (0, 2, 1), (1, 0, 0), (1, 1, 1), (1, 2, 1)
-    ]  # fmt: skip
+    expected = [(0, 0, 0), (0, 1, 0), (0, 2, 1), (1, 0, 0), (1, 1, 1), (1, 2, 1)]
+    assert sorted((r.group, r.first_layer, r.stage) for r in pool.regions) == expected
     assert first_layers([first, second], 0) == [0, 0]
     assert first_layers([first, second], 1) == [2, 1]
     assert joined([first]) == first

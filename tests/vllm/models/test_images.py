@@ -58,10 +58,10 @@ def write_model(folder: Path) -> None:
         tie_word_embeddings=False,
     )  # fmt: skip
     Qwen2VLForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer_object = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), unk_token="t0",
-        additional_special_tokens=list(special.values()),
-    )  # fmt: skip
+        tokenizer_object=tokenizer_object, unk_token="t0", additional_special_tokens=list(special.values())
+    )
     pixels = {"min_pixels": 112 * 112, "max_pixels": 112 * 112}
     Qwen2VLProcessor(
         Qwen2VLImageProcessor(**pixels), tokenizer, Qwen2VLVideoProcessor(**pixels), chat_template="x"

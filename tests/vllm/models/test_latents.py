@@ -29,10 +29,8 @@ def pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
     folder = engines.folder / "latents"
     if not folder.exists():
         write_model(folder)
-    more: dict[str, Any] = {
-        "model": str(folder), "dtype": "float32", "attention_config": {"backend": "CPU_MLA"},
-        "max_num_batched_tokens": 2048,
-    }  # fmt: skip
+    more: dict[str, Any] = {"model": str(folder), "dtype": "float32", "max_num_batched_tokens": 2048}
+    more["attention_config"] = {"backend": "CPU_MLA"}
     with closing(Pair(engines, more=more, each=PAIRS[request.param], layers_per_part=1)) as pair:
         pair.start()
         yield pair

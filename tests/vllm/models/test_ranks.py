@@ -49,8 +49,8 @@ def ranks(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Ranks]:
     write_model(folder, request.param)
     more = {"model": str(folder), "dtype": "float32"}
     one = Engine("one", 0, engines, extra={}, on_loss="fail", more=more)
-    with closing(Pair(engines, more={**more, "tensor_parallel_size": 2}, data_paths=[DATA_PATHS[request.param]],
-                      layers_per_part=2)) as pair:  # fmt: skip
+    paths, two = [DATA_PATHS[request.param]], {**more, "tensor_parallel_size": 2}
+    with closing(Pair(engines, more=two, data_paths=paths, layers_per_part=2)) as pair:
         one.ready()
         expected = {length: one.ask(prompt).tokens for length, prompt in PROMPTS.items()}
         one.stop()

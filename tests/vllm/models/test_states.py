@@ -93,20 +93,14 @@ def write_model(folder: Path, name: str) -> None:
             )
         case "granite":
             layers = ["mamba", "attention", "mamba", "mamba"]
-            made = hf.GraniteMoeHybridForCausalLM(
-                hf.GraniteMoeHybridConfig(
-                    **COMMON, **ATTENTION, **MAMBA, mamba_n_heads=16, layer_types=layers, num_local_experts=0,
-                    num_experts_per_tok=0, shared_intermediate_size=512, position_embedding_type="rope",
-                )
-            )  # fmt: skip
+            more = {**COMMON, **ATTENTION, **MAMBA, "mamba_n_heads": 16, "position_embedding_type": "rope"}
+            more |= {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 512}
+            made = hf.GraniteMoeHybridForCausalLM(hf.GraniteMoeHybridConfig(layer_types=layers, **more))
         case _:
             layers = ["linear_attention"] * 3 + ["full_attention"]
-            made = hf.Qwen3_5ForCausalLM(
-                hf.Qwen3_5TextConfig(
-                    **COMMON, **ATTENTION, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4,
-                    linear_key_head_dim=128, linear_value_head_dim=128, layer_types=layers,
-                )
-            )  # fmt: skip
+            more = {**COMMON, **ATTENTION, "head_dim": 32, "linear_value_head_dim": 128}
+            more |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128}
+            made = hf.Qwen3_5ForCausalLM(hf.Qwen3_5TextConfig(layer_types=layers, **more))
     made.save_pretrained(folder)
 
 

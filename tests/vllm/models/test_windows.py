@@ -99,8 +99,8 @@ def test_the_next_turn_takes_its_history_from_the_engine_that_decoded(windows: W
 def test_hand_overs_that_nobody_comes_for_are_taken_back_where_blocks_lack(engines: Engines) -> None:
     folder, model = engines.folder / "windows-small", MODELS["alternating"]
     write_model(folder, model)
-    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False, "max_model_len": 512,
-            "num_gpu_blocks_override": 40, "enable_prefix_caching": False}  # fmt: skip
+    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False}
+    more |= {"max_model_len": 512, "num_gpu_blocks_override": 40, "enable_prefix_caching": False}
     with closing(Pair(engines, more=more, data_paths=[model.path], ttl_s=600.0, firm_ttl_s=0.3)) as pair:
         pair.start()
         for seed in range(5):

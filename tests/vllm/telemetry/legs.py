@@ -49,13 +49,9 @@ class Router:
 
 def asked(server: Server, prompt: list[int], headers: dict[str, str] | None = None, **body: Any) -> Any:
     """Returns a server's answer. Raises HTTPError."""
-    whole = {
-        "model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True, **body,
-    }  # fmt: skip
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(whole).encode(),
-        {"content-type": "application/json", **(headers or {})},
-    )  # fmt: skip
+    flags = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    whole = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, **flags, **body}
+    all_headers = {"content-type": "application/json", **(headers or {})}
+    request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(whole).encode(), all_headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)

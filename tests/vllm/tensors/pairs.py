@@ -71,7 +71,6 @@ def stored(engine: Engine) -> dict[str, int]:
     """Returns the counts of what is in its store, or arriving."""
     with engine.lead() as lead:
         status, tensors = lead.tensors().status(), lead.tensors().list()
-    return {
-        "pages": status.used_page_count, "spilled": status.used_spill_page_count, "tensors": status.tensor_count,
-        "offered": status.offered_count, "listed": len(tensors.tensors),
-    }  # fmt: skip
+    pages = {"pages": status.used_page_count, "spilled": status.used_spill_page_count}
+    counts = {"tensors": status.tensor_count, "offered": status.offered_count, "listed": len(tensors.tensors)}
+    return {**pages, **counts}

@@ -31,7 +31,7 @@ def test_more_than_a_lead_lets_wait_are_asked_for_in_turn_and_nobody_is_lost(wor
 
 def test_calls_that_are_refused_for_being_one_too_many_are_made_again(
     worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     p, key, prompt = worker(), os.urandom(16), prompt_of_blocks(15)
     monkeypatch.setattr(asker, "CALL_S", 0.5)
     monkeypatch.setenv("KVGRPC_TENSORS_WAITS", "8")
@@ -48,7 +48,7 @@ def test_calls_that_are_refused_for_being_one_too_many_are_made_again(
 
 def test_a_source_at_which_too_many_wait_is_not_gone(
     worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     first, second, keys = worker(), worker(), [os.urandom(16) for _ in range(2)]
     monkeypatch.setenv("KVGRPC_TENSORS_WAITS", "1")
     p = worker()
@@ -138,7 +138,7 @@ def test_what_a_request_will_take_lasts_while_it_waits_in_the_queue(
 
 def test_a_prefill_that_keeps_what_decode_waits_for_is_asked_for_it(
     worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(asker, "CALL_S", 0.3)
     p, d, key = worker(), worker(), os.urandom(16)
     d.step(expects=[ExpectTask("a", key, p.address, PARTS[1:])])

@@ -102,8 +102,8 @@ def test_a_request_is_watched_from_its_arrival_on_until_it_left() -> None:
 
 def test_no_more_is_waited_for_than_fits_and_nobody_overtakes_the_first() -> None:
     side = side_of(waiting_bytes=5 * BLOCK_BYTES)
-    requests = [taking(name, os.urandom(16), prompt_token_ids=PROMPT[:tokens], num_tokens=tokens)
-                for name, tokens in (("a", 40), ("b", 40), ("c", 20))]  # fmt: skip
+    named = (("a", 40), ("b", 40), ("c", 20))
+    requests = [taking(name, os.urandom(16), prompt_token_ids=PROMPT[:most], num_tokens=most) for name, most in named]
     for request in requests:
         side.arrived(request)
         assert side.match(request, 0) == (None, False)

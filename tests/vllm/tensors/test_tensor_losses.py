@@ -130,8 +130,8 @@ def test_where_steps_are_to_wait_one_waits_once_for_a_store_that_stays_full_and_
 
 
 def test_a_full_store_holds_no_step_up_and_what_the_queue_has_no_room_for_is_given_up(
-    worker: Callable[..., Worker]
-) -> None:  # fmt: skip
+    worker: Callable[..., Worker],
+) -> None:
     """The store has room for one of these requests, and the queue for another one."""
     d, keys = worker(send=SendMode.GET, timeout_s=60.0), [os.urandom(16) for _ in range(3)]
     nbytes = sum(cache[0].nbytes for cache in d.caches.values())

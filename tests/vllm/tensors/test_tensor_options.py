@@ -15,14 +15,12 @@ from tests.docs.pages import DOCS, plain, section, tables
 
 
 def config_of(policy: str = "fail", **extra: Any) -> Any:
-    transfer = SimpleNamespace(
-        kv_connector_extra_config={"mode": "tensors", **extra}, kv_load_failure_policy=policy
-    )  # fmt: skip
+    transfer = SimpleNamespace(kv_connector_extra_config={"mode": "tensors", **extra}, kv_load_failure_policy=policy)
     parallel = SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1, tensor_parallel_size=1, nnodes=1)
+    model_config = SimpleNamespace(model="llama", revision=None)
     return SimpleNamespace(
-        kv_transfer_config=transfer, model_config=SimpleNamespace(model="llama", revision=None),
-        parallel_config=parallel, speculative_config=None,
-    )  # fmt: skip
+        kv_transfer_config=transfer, model_config=model_config, parallel_config=parallel, speculative_config=None
+    )
 
 
 def group_of(kind: GroupKind, name: str = "a", **more: Any) -> Group:

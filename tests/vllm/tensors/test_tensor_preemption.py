@@ -16,10 +16,8 @@ LONG = 28 * BLOCK_TOKENS + 5
 
 @pytest.fixture(scope="module")
 def small_engines(engines: Engines) -> Iterator[TensorPair]:
-    more = {
-        "num_gpu_blocks_override": 48, "max_num_batched_tokens": 24, "max_model_len": 1024,
-        "enable_prefix_caching": False,
-    }  # fmt: skip
+    more = {"num_gpu_blocks_override": 48, "max_num_batched_tokens": 24, "max_model_len": 1024}
+    more["enable_prefix_caching"] = False
     with closing(
         TensorPair(engines, "put_async", more=more, part_tokens=2 * BLOCK_TOKENS, store_bytes=8 << 20)
     ) as pair:

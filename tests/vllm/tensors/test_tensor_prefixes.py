@@ -66,8 +66,8 @@ def test_where_what_decode_had_was_refused_it_computes_the_prompt_itself(on_loss
 
 
 def test_a_load_into_blocks_that_nothing_was_taken_for_fails_and_nothing_else_does(
-    worker: Callable[..., Worker]
-) -> None:  # fmt: skip
+    worker: Callable[..., Worker],
+) -> None:
     p, d, key = worker(send=SendMode.GET), worker(send=SendMode.GET), os.urandom(16)
     for cache in p.caches.values():
         cache.fill_(7)

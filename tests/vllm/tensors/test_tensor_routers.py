@@ -29,8 +29,8 @@ from tests.vllm.xpyd import xpyd_proxy
 
 Servers = tuple[Server, Server]
 Router = Callable[[Servers, Path], AbstractContextManager[str]]
-FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400",
-         "--dtype", "float32")  # fmt: skip
+BLOCK_FLAGS = ("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
+FLAGS = ("--max-model-len", "2048", "--dtype", "float32", *BLOCK_FLAGS)
 """Flags of both servers. In bfloat16 two tokens may be equally likely, and other requests would decide between them."""
 LENGTHS = [200, 20, 900]
 SEEDS = itertools.count(500)

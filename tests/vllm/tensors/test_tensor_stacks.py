@@ -9,9 +9,8 @@ def test_layers_that_follow_each_other_and_are_alike_go_together() -> None:
     small, large = torch.zeros(8, 2, 4), torch.zeros(8, 2, 8)
     other = torch.zeros(8, 2, 4, dtype=torch.float16)
     caches = {"0": small, "1": small, "2": small, "3": large, "4": large, "5": other, "6": small}
-    assert [(stack.number, stack.layers) for stack in stacks(caches, 2)] == [
-        (0, ("0", "1")), (2, ("2",)), (3, ("3", "4")), (5, ("5",)), (6, ("6",)),
-    ]  # fmt: skip
+    expected = [(0, ("0", "1")), (2, ("2",)), (3, ("3", "4")), (5, ("5",)), (6, ("6",))]
+    assert [(stack.number, stack.layers) for stack in stacks(caches, 2)] == expected
     assert [stack.layers for stack in stacks(caches, 9)] == [("0", "1", "2"), ("3", "4"), ("5",), ("6",)]
     assert len({stack.name(0) for stack in stacks(caches, 2)} | {stack.name(1) for stack in stacks(caches, 2)}) == 10
 

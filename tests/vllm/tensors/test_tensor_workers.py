@@ -38,7 +38,7 @@ def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
 @pytest.mark.parametrize("send", [SendMode.PUT_ASYNC, SendMode.GET])
 def test_engines_that_stack_other_numbers_of_layers_hear_of_it_at_once(
     worker: Callable[..., Worker], send: SendMode
-) -> None:  # fmt: skip
+) -> None:
     p, d, key = worker(send=send, layers_per_tensor=2), worker(send=send), os.urandom(16)
     d.step(expects=[ExpectTask("a", key, p.address, PARTS)])
     p.step(puts=[put_of(key, PARTS[0], [4, 7], "" if send is SendMode.GET else d.address)])

@@ -17,10 +17,8 @@ MISSING = "transformers is in the environment of engines only: make vllm"
 @pytest.mark.timeout(300)
 def test_two_paged_engines_say_the_tokens_of_one() -> None:
     pytest.importorskip("transformers", reason=MISSING)
-    ran = subprocess.run(
-        [sys.executable, "-m", "examples.transformers.blocks"], cwd=ROOT, capture_output=True, text=True, timeout=280,
-        check=False,
-    )  # fmt: skip
+    program = [sys.executable, "-m", "examples.transformers.blocks"]
+    ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("the same\n") == 3
 

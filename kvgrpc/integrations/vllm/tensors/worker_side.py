@@ -74,8 +74,8 @@ class TensorWorkerSide:
             )  # fmt: skip
             self._sides = (
                 TensorPutter(self._store, options, rank, self._caches),
-                TensorTaker(self._store, options, rank, self._caches)
-            )  # fmt: skip
+                TensorTaker(self._store, options, rank, self._caches),
+            )
         return self._store.address
 
     def begin(self, step: TensorStep) -> None:
