@@ -19,10 +19,10 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.block_ids import ARRAY_BYTES, Ids
 from kvgrpc.core.values.content import check
-from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims, verify
+from kvgrpc.core.values.grants import AccessKind, check_consumer, read_claims, verify
 from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
-from kvgrpc.core.values.owners import PEER, name_of
+from kvgrpc.core.values.owners import PEER
 from kvgrpc.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -342,12 +342,3 @@ def _wait_error(access: Access) -> KVGrpcError:
         retry_delay_s=1.0,
         metadata={"phase": f"open/{access.waiting_for}"},
     )
-
-
-def check_consumer(caller: str, claims: Claims) -> None:
-    """Raises NotFound (LEASE_NOT_FOUND) for a consumer of another tenant than the grant's, and PermissionDenied
-    (GRANT_BOUND) for another consumer than the one that the grant is bound to.
-    """
-    check_tenant(caller, claims)
-    if claims.bound_to and claims.bound_to != name_of(caller):
-        raise PermissionDenied(Reason.GRANT_BOUND, "this grant is bound to another consumer")

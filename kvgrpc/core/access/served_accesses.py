@@ -27,7 +27,7 @@ from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.call import Call
-from kvgrpc.core.values.grants import AccessKind, OnAbort, read_claims, verify
+from kvgrpc.core.values.grants import AccessKind, OnAbort, check_consumer, read_claims, verify
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, peer_key
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 
@@ -208,7 +208,7 @@ class ServedAccesses:
         if access is None:
             ours = self._pulls.cancelled(peer.key, row) or self._pushes.refused(call, peer.key, row)
             if not ours:
-                self._tombstone(peer, row)
+                self._tombstone(call.principal, peer, row)
             return False
         if access.peer != peer.key:
             return False
@@ -224,9 +224,9 @@ class ServedAccesses:
                 self._reservations.refused(peer, access.lease_id, row)
         return was_open
 
-    def _tombstone(self, peer: Peer, row: AccessClosing) -> None:
+    def _tombstone(self, caller: str, peer: Peer, row: AccessClosing) -> None:
         """Keeps a closed access for a closing that overtook its opening, so that the opening is refused. A drop still
-        reaches its lease.
+        reaches its lease. A grant that the caller may not use leaves nothing.
         """
         state = self._state
         if len(row.access_id) != ACCESS_ID_BYTES or len(state.access.rows) >= state.limits.accesses:
@@ -236,6 +236,7 @@ class ServedAccesses:
         try:
             kind = read_claims(row.token).access
             claims = verify(row.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, kind)
+            check_consumer(caller, claims)
         except KVGrpcError:
             return
         if kind is AccessKind.WRITE:
