@@ -11,7 +11,7 @@ from kvgrpc.core.values.grants import AccessKind, Claims, mint, read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import SCHEDULER, name_of, of_tenant, tenant_of
-from kvgrpc.errors import Exhausted, InvalidRequest, NotFound, PermissionDenied, Reason
+from kvgrpc.errors import Exhausted, InvalidRequest, NotFound, PermissionDenied, PreconditionFailed, Reason
 from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, lists, snapshot
 
 RED2 = of_tenant("red", "dns:other")
@@ -154,6 +154,44 @@ def test_a_push_of_another_tenant_is_neither_found_nor_renewed(lead: Lead) -> No
     assert renewed.rows == ((0.0, Reason.LEASE_NOT_FOUND, None),)
     again = lead.call(lambda c: RenewLeases(c, (events.LeaseRef(key=KEY),), 30.0), RED)
     assert again.rows[0][1] is None
+
+
+@pytest.mark.parametrize("outcome", [CloseOutcome.CANCELLED, CloseOutcome.DROPPED])
+@pytest.mark.parametrize("tenant", ["", "blue", "red"])
+def test_a_close_by_another_tenant_leaves_a_push_alone(lead: Lead, tenant: str, outcome: CloseOutcome) -> None:
+    lead.admit(D)
+    token = grant(describe("e", 3), access=AccessKind.WRITE, tenant="red")
+    lead.call(lambda c: RegisterPush(c, token, access_id=access_id(8), reverse_access_id=access_id(9)), RED)
+    before = snapshot(lead.node)
+    own = grant(D, access=AccessKind.WRITE, tenant=tenant, lease_id="w-2")
+    assert closed_as(lead, BLUE, own, outcome) == (False,)
+    assert snapshot(lead.node) == before
+
+
+def test_a_close_before_a_push_refuses_its_parts_to_no_other_tenant(lead: Lead) -> None:
+    lead.admit(D)
+    for tenant in ("red", "blue"):
+        closed_as(lead, BLUE, grant(D, access=AccessKind.WRITE, tenant=tenant))
+    lead.state.tombstones.check_key(KEY, begins=False, tenant="red")
+    for tenant in ("blue", ""):
+        with pytest.raises(PreconditionFailed):
+            lead.state.tombstones.check_key(KEY, begins=False, tenant=tenant)
+
+
+def test_a_close_lifts_no_cancel_of_another_tenant(lead: Lead) -> None:
+    lead.admit(D)
+    lead.call(lambda c: events.CancelTransfer(c, key=KEY), RED)
+    closed_as(lead, BLUE, grant(D, access=AccessKind.WRITE))
+    with pytest.raises(PreconditionFailed):
+        lead.call(lambda c: RegisterPush(c, grant(D, access=AccessKind.WRITE, lease_id="w-2")), RED)
+
+
+def test_a_key_that_another_tenant_cancelled_takes_a_drop(lead: Lead) -> None:
+    lead.admit(D)
+    lead.call(lambda c: events.CancelTransfer(c, key=KEY), BLUE)
+    closed_as(lead, RED, grant(D, access=AccessKind.WRITE), CloseOutcome.DROPPED)
+    (transfer,) = lead.state.transfers.with_key(KEY)
+    assert transfer.tenant == "red"
 
 
 def test_a_tenant_cannot_use_up_the_share_of_all_callers() -> None:
