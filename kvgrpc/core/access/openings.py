@@ -89,12 +89,10 @@ class AccessOpenings:
         for access_id in list(self._state.access.openings.rows):
             self._refuse(self._state.access.rows[access_id], error)
 
-    def lease_ended(self, lease: Lease) -> None:
-        """Retries the waiting READ openings of a lease that ended, which refuses them."""
-        for access_id in list(self._state.access.openings.rows):
-            access = self._state.access.rows[access_id]
-            if access.lease_id == lease.id and access.kind is AccessKind.READ:
-                self._try(access)
+    def lease_missed(self, lease: Lease) -> None:
+        """Retries the openings that wait on a lease that ended, which refuses them."""
+        for access_id in sorted(lease.waiting):  # a set of bytes has another order in each process
+            self._try(self._state.access.rows[access_id])
 
     def end_all(self, error: KVGrpcError) -> None:
         """Answers all waiting rows with an error: the incarnation ends."""

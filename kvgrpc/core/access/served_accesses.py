@@ -119,7 +119,9 @@ class ServedAccesses:
         """Closes the accesses of a dead peer. The grant decides whether the peer counts as a done consumer."""
         lost = f"engine {peer.description.engine_id} was declared dead"
         for access_id in list(peer.accesses):
-            access = self._state.access.rows[access_id]
+            access = self._state.access.rows.get(access_id)
+            if access is None:  # an earlier one ended the lease on which it waited
+                continue
             if access.kind is AccessKind.WRITE and access.held:
                 self._reservations.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
             else:
@@ -159,9 +161,8 @@ class ServedAccesses:
         if self._state.access.closed_ids.turn():
             self._await_turn()
 
-    def end_all(self, error: KVGrpcError) -> None:
-        """Refuses waiting openings and expects no more access by peers: the incarnation ends."""
-        self._openings.end_all(error)
+    def end_all(self) -> None:
+        """Expects no more access by peers: the incarnation ends."""
         for access in self._state.access.rows.values():
             if access.held:
                 self._state.expect(access, open_=False)

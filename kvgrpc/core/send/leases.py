@@ -279,6 +279,8 @@ class Leases:
             self.outdate(state.access.rows[access_id], reason)
         state.pool.pins.drop(lease.id, PinKind.LEASE)
         state.send.leases.ended(lease, state.now)
+        if lease.waiting:
+            state.react.lease_missed(lease)
 
     def _would_free(self, lease: Lease) -> Blocks:
         """Returns the blocks that the lease's end would free: those pinned only by the lease and what ends with it."""
