@@ -209,7 +209,9 @@ class Node:
         return Reactions(
             peer_heard=reaction(access.peer_heard, asking.peer_heard),
             peer_back=reaction(closes.peer_back),
-            peer_dead=reaction(*ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead),
+            peer_dead=reaction(
+                *ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead, moves.peer_replaced
+            ),
             peer_forgotten=reaction(closes.peer_forgotten),
             peer_ready=reaction(moves.peer_ready, closes.peer_ready),
             peer_failed=reaction(moves.peer_failed, closes.peer_failed),
