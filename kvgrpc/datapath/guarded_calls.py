@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPath, NotMet, ReachAttempt, Remote, SentByPeers, WrittenByPeers
+from kvgrpc.datapath.base import DataPath, DataPathFailed, NotMet, ReachAttempt, Remote, SentByPeers, WrittenByPeers
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError
 
@@ -35,10 +35,12 @@ def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -
 
 def reach(
     path: SentByPeers, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | NotMet], None]
-) -> ReachAttempt | str:
-    """Returns the attempt to reach the peer's rank, or why it cannot be reached this way."""
+) -> ReachAttempt | DataPathFailed | str:
+    """Returns the attempt to reach the peer's rank, or why it cannot be reached this way. DataPathFailed may pass."""
     try:
         return path.reach(rank, peer, endpoint, reached)
+    except DataPathFailed as error:
+        return error
     except KVGrpcError as error:
         return error.message
     except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
