@@ -100,10 +100,10 @@ class Pushes:
         """Handles FinishedBlocks for a registration: one part, or the statement that there will be none."""
         state = self._state
         check_transfer_key(event.key)
-        push = self._state.send.pushes.with_key(event.key)
         if event.failure:
-            self._give_up(event, push)
+            self._give_up(event, handed_over.registered(state, event.key, event.call.principal))
             return
+        push = self._state.send.pushes.with_key(event.key)
         first = push is None or push.parts is None or event.part_epoch > push.part_epoch
         blocks, parts, part, content = self._check(event, push, first=first)
         lease = self._lease(event, push, content, blocks, first=first)
@@ -357,7 +357,8 @@ class Pushes:
         state = self._state
         if push is None:
             if not event.validate_only:
-                state.tombstones.end_key(event.key, event.failure, state.now, Reason.SOURCE_FAILED)
+                tenant = tenant_of(event.call.principal)
+                state.tombstones.end_key(event.key, event.failure, state.now, Reason.SOURCE_FAILED, tenant=tenant)
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:
