@@ -109,7 +109,7 @@ class Node:
         self._served = ServedAccesses(
             state, self._leases, self._pulls, self._reservations, self._pushes, self._openings
         )
-        self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._leases, self._openings)
+        self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._leases)
         self._quarantine = Quarantine(state, self._liveness, self._moves, self._reservations)
         self._pool = Allocations(state, self._reclaims)
         state.react = self._reactions()
@@ -209,7 +209,9 @@ class Node:
         return Reactions(
             peer_heard=reaction(access.peer_heard, asking.peer_heard),
             peer_back=reaction(closes.peer_back),
-            peer_dead=reaction(*ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead),
+            peer_dead=reaction(
+                *ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead, moves.peer_replaced
+            ),
             peer_forgotten=reaction(closes.peer_forgotten),
             peer_ready=reaction(moves.peer_ready, closes.peer_ready),
             peer_failed=reaction(moves.peer_failed, closes.peer_failed),
@@ -221,6 +223,7 @@ class Node:
             lease_copied=reaction(*[part.copied for part in prefetch], access.lease_copied),
             lease_refused=reaction(access.lease_refused),
             lease_ended=reaction(*[part.ended for part in prefetch]),
+            lease_missed=reaction(self._openings.lease_missed),
             push_ended=reaction(self._push_ends.end_rest),
             lease_voided=reaction(self._pushes.voided),
         )
@@ -380,12 +383,13 @@ class Node:
         gone = Failure(Reason.ENGINE_LOST, why, "", Side.SOURCE, next=NextStep.RECOMPUTE)
         changed = "the engine behind this lead changed"
         error = Unavailable(Reason.ENGINE_LOST, changed)
+        self._openings.end_all(error)  # before their leases, which would refuse them for another reason
         for lease in list(state.send.leases):
             self._leases.end(lease, LeaseState.RELEASED, gone)
         self._pushes.end_all(gone)
         self._pulls.end_all(gone)
         state.drop_moves()
-        self._served.end_all(error)
+        self._served.end_all()
         self._checksums.end_all(error)
         self._post_sends.end_all(error)
         self._handshakes.end_all(Unavailable(Reason.ENGINE_LOST, changed, retry_delay_s=RETRY_DELAY_S))

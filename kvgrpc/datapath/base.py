@@ -271,7 +271,8 @@ class SentByPeers(Protocol):
         self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | NotMet], None]
     ) -> ReachAttempt:
         """Begins to reach a peer's rank from this rank, number `rank`, in place of `connect`. After the return,
-        `reached` gets the remote, or why there is none. Raises DataPathUnavailable.
+        `reached` gets the remote, or why there is none. Raises DataPathUnavailable, and DataPathFailed for a reason
+        that may pass.
         """
 
     def answered(self, peer: str, answer: SendAnswer) -> None: ...

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPath, NotMet, ReachAttempt, Remote, SentByPeers, WrittenByPeers
+from kvgrpc.datapath.base import DataPath, DataPathFailed, NotMet, ReachAttempt, Remote, SentByPeers, WrittenByPeers
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError
 
@@ -25,10 +25,16 @@ def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -
 
 def reach(
     path: SentByPeers, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | NotMet], None]
-) -> ReachAttempt | str:
-    """Returns the attempt to reach the peer's rank, or why it cannot be reached this way."""
-    broke = f"a data path broke while reaching rank {endpoint.rank} of {peer}"
-    return _made_or_why(broke, path.reach, rank, peer, endpoint, reached)
+) -> ReachAttempt | DataPathFailed | str:
+    """Returns the attempt to reach the peer's rank, or why it cannot be reached this way. DataPathFailed may pass."""
+
+    def reach_or_why() -> ReachAttempt | DataPathFailed:
+        try:
+            return path.reach(rank, peer, endpoint, reached)
+        except DataPathFailed as error:
+            return error
+
+    return _made_or_why(f"a data path broke while reaching rank {endpoint.rank} of {peer}", reach_or_why)
 
 
 def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | str:

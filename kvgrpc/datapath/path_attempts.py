@@ -10,7 +10,15 @@ from functools import partial
 from kvgrpc.core.events import MeetingBegan, PeerMapped
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.asker import Asker, PendingQuestion
-from kvgrpc.datapath.base import DataPath, DataPathUnavailable, NotMet, ReachAttempt, Remote, SentByPeers
+from kvgrpc.datapath.base import (
+    DataPath,
+    DataPathFailed,
+    DataPathUnavailable,
+    NotMet,
+    ReachAttempt,
+    Remote,
+    SentByPeers,
+)
 from kvgrpc.datapath.guarded_calls import ask_before, connect, reach
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Report
@@ -112,11 +120,15 @@ class PathAttempts:
             if isinstance(path, SentByPeers):
                 reached = partial(self._reached, attempt, path)
                 reaching = reach(path, self._rank, attempt.peer, attempt.endpoint, reached)
-                if not isinstance(reaching, str):
+                if isinstance(reaching, str):
+                    attempt.rejected.append((name, reaching))
+                    continue
+                self._report(MeetingBegan(self._rank, attempt.peer, attempt.number, attempt.endpoint.rank))
+                if not isinstance(reaching, DataPathFailed):
                     attempt.reaching = reaching
-                    self._report(MeetingBegan(self._rank, attempt.peer, attempt.number, attempt.endpoint.rank))
                     return
-                attempt.rejected.append((name, reaching))
+                attempt.not_met.append(reaching)
+                attempt.rejected.append((name, reaching.message))
                 continue
             question = ask_before(path, attempt.endpoint)
             if isinstance(question, Question):

@@ -115,8 +115,8 @@ class LeaseServiceServicer(object):
 
         Errors:
         * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-        * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
-        GRANT_WRONG_ACCESS.
+        * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_BOUND;
+        FAILED_PRECONDITION GRANT_WRONG_ACCESS.
         * ABORTED INCARNATION_CHANGED: the grant and its lease belong to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

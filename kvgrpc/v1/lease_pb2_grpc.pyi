@@ -59,8 +59,8 @@ class LeaseServiceStub:
 
     Errors:
     * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-    * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
-      GRANT_WRONG_ACCESS.
+    * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_BOUND;
+      FAILED_PRECONDITION GRANT_WRONG_ACCESS.
     * ABORTED INCARNATION_CHANGED: the grant and its lease belong to an earlier life.
     """
     GetLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.GetLeaseRequest, _lease_pb2.GetLeaseResponse]
@@ -139,8 +139,8 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     Errors:
     * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-    * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
-      GRANT_WRONG_ACCESS.
+    * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_BOUND;
+      FAILED_PRECONDITION GRANT_WRONG_ACCESS.
     * ABORTED INCARNATION_CHANGED: the grant and its lease belong to an earlier life.
     """
     GetLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.GetLeaseRequest, _lease_pb2.GetLeaseResponse]  # type: ignore[assignment]
@@ -234,8 +234,8 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-        * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
-          GRANT_WRONG_ACCESS.
+        * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_BOUND;
+          FAILED_PRECONDITION GRANT_WRONG_ACCESS.
         * ABORTED INCARNATION_CHANGED: the grant and its lease belong to an earlier life.
         """
 

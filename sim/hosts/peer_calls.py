@@ -10,6 +10,7 @@ from kvgrpc.core.actions import (
     Dial,
     Introduced,
     Openings,
+    Registered,
     Renewed,
     SendChecksums,
     SendClose,
@@ -243,7 +244,11 @@ class PeerCalls:
 
         def give(result: Result) -> None:
             error = result if isinstance(result, KVGrpcError) else None
-            self._host.handle(RegisterAnswered(action.transfer_id, error, isinstance(error, BUSY)))
+            life = action.peer
+            if isinstance(result, Registered) and result.transfer is not None:  # a transfer id names its life
+                incarnation = result.transfer.id.split("-")[1]
+                life = f"{life.rpartition('@')[0]}@{incarnation}"
+            self._host.handle(RegisterAnswered(action.transfer_id, life, error, isinstance(error, BUSY)))
 
         def ask(call: Call) -> RegisterPush:
             ids = self._rng.randbytes(16), self._rng.randbytes(16)

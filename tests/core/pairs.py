@@ -202,7 +202,7 @@ class Pair:
                     lead,
                     action.peer,
                     lambda c: events.RegisterPush(c, token, request_id, access, reverse),
-                    lambda a: events.RegisterAnswered(transfer_id, _error(a)),
+                    lambda a: events.RegisterAnswered(transfer_id, action.peer, _error(a)),
                 )
             case actions.SendRenewKeys(keys=keys, ttl_s=ttl_s):
                 refs = tuple(events.LeaseRef(key=key) for key in keys)

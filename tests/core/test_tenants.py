@@ -3,16 +3,18 @@
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.events import RegisterPush, RenewLeases
+from kvgrpc.core.events import CloseOutcome, RegisterPush, RenewLeases, ReserveBlocks
 from kvgrpc.core.tables.accesses import AccessOpening
+from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.values.grants import AccessKind, Claims, mint, read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import name_of, of_tenant, tenant_of
-from kvgrpc.errors import Exhausted, InvalidRequest, NotFound, PermissionDenied, Reason
-from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, describe, grant
+from kvgrpc.core.values.owners import SCHEDULER, name_of, of_tenant, tenant_of
+from kvgrpc.errors import Exhausted, InvalidRequest, NotFound, PermissionDenied, PreconditionFailed, Reason
+from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, lists, snapshot
 
+RED2 = of_tenant("red", "dns:other")
 RED, BLUE, HOUSE = of_tenant("red", "dns:r"), of_tenant("blue", "dns:b"), "dns:h"
 D = describe("d", 2)
 
@@ -27,6 +29,15 @@ def open_as(lead: Lead, principal: str, token: bytes) -> object:
     opening = AccessOpening(access_id(), token, claim(32))
     call = lead.ask(lambda c: events.OpenAccess(c, "d", 2, (opening,)), principal)
     return lead.answer(call).rows[0]
+
+
+def closed_as(
+    lead: Lead, principal: str, token: bytes, outcome: CloseOutcome = CloseOutcome.CANCELLED
+) -> tuple[bool, ...]:
+    """Closes an access that never opened, as a peer of that name, and returns the rows of the answer."""
+    row = events.AccessClosing(access_id(), outcome, quiesced=True, token=token)
+    rows: tuple[bool, ...] = lead.call(lambda c: events.CloseAccess(c, "d", 2, (row,)), principal).rows
+    return rows
 
 
 def test_a_principal_has_its_tenant_and_its_name() -> None:
@@ -48,10 +59,49 @@ def test_a_bound_grant_opens_for_its_consumer_alone(lead: Lead) -> None:
     lead.admit(D)
     handed = lead.finish(tenant="red", bound_to="dns:r")
     assert read_claims(handed.token).bound_to == "dns:r"
-    refused = open_as(lead, of_tenant("red", "dns:other"), handed.token)
+    refused = open_as(lead, RED2, handed.token)
     assert isinstance(refused, PermissionDenied)
     assert refused.reason is Reason.GRANT_BOUND
     assert isinstance(open_as(lead, RED, handed.token), events.Opened)
+
+
+@pytest.mark.parametrize("outcome", [CloseOutcome.CANCELLED, CloseOutcome.DROPPED])
+@pytest.mark.parametrize("principal", [BLUE, RED2], ids=["another tenant", "another consumer"])
+def test_a_close_by_who_may_not_use_the_grant_leaves_its_lease_alone(
+    lead: Lead, principal: str, outcome: CloseOutcome
+) -> None:
+    lead.admit(D)
+    handed = lead.finish(tenant="red", bound_to="dns:r")
+    before = snapshot(lead.node)
+    assert closed_as(lead, principal, handed.token, outcome) == (False,)
+    assert snapshot(lead.node) == before
+    closed_as(lead, RED, handed.token, outcome)
+    assert lead.state.send.leases.get(handed.lease.id).state is LeaseState.DONE
+
+
+def test_a_close_by_another_tenant_leaves_a_reservation_alone() -> None:
+    lead = limited()
+    lead.admit(D)
+    mine = allocated(lead, RED)
+    blocks = lists(mine.blocks[0].tolist())
+    reserved = lead.call(lambda c: ReserveBlocks(c, KEY, blocks, content(16), allocation_id=mine.allocation_id), RED)
+    closed_as(lead, BLUE, reserved.token)
+    assert not lead.transfer(reserved.transfer.id).over
+    closed_as(lead, RED, reserved.token)
+    assert lead.transfer(reserved.transfer.id).over
+
+
+def test_a_bound_grant_renews_and_releases_for_its_consumer_and_for_the_owner_alone(lead: Lead) -> None:
+    handed = lead.finish(tenant="red", bound_to="dns:r")
+    ref = events.LeaseRef("", handed.token)
+    renewed = lead.call(lambda c: RenewLeases(c, (ref,), 30.0), RED2)
+    assert renewed.rows == ((0.0, Reason.GRANT_BOUND, None),)
+    with pytest.raises(PermissionDenied, match="bound to another consumer"):
+        lead.call(lambda c: events.ReleaseLease(c, ref), RED2)
+    for principal in (RED, SCHEDULER):
+        (row,) = lead.call(lambda c: RenewLeases(c, (ref,), 30.0), principal).rows
+        assert row[2] is LeaseState.LIVE
+    lead.call(lambda c: events.ReleaseLease(c, ref), RED)
 
 
 def test_a_bound_grant_of_a_requests_time_reads_as_it_was_made() -> None:
@@ -106,6 +156,44 @@ def test_a_push_of_another_tenant_is_neither_found_nor_renewed(lead: Lead) -> No
     assert again.rows[0][1] is None
 
 
+@pytest.mark.parametrize("outcome", [CloseOutcome.CANCELLED, CloseOutcome.DROPPED])
+@pytest.mark.parametrize("tenant", ["", "blue", "red"])
+def test_a_close_by_another_tenant_leaves_a_push_alone(lead: Lead, tenant: str, outcome: CloseOutcome) -> None:
+    lead.admit(D)
+    token = grant(describe("e", 3), access=AccessKind.WRITE, tenant="red")
+    lead.call(lambda c: RegisterPush(c, token, access_id=access_id(8), reverse_access_id=access_id(9)), RED)
+    before = snapshot(lead.node)
+    own = grant(D, access=AccessKind.WRITE, tenant=tenant, lease_id="w-2")
+    assert closed_as(lead, BLUE, own, outcome) == (False,)
+    assert snapshot(lead.node) == before
+
+
+def test_a_close_before_a_push_refuses_its_parts_to_no_other_tenant(lead: Lead) -> None:
+    lead.admit(D)
+    for tenant in ("red", "blue"):
+        closed_as(lead, BLUE, grant(D, access=AccessKind.WRITE, tenant=tenant))
+    lead.state.tombstones.check_key(KEY, begins=False, tenant="red")
+    for tenant in ("blue", ""):
+        with pytest.raises(PreconditionFailed):
+            lead.state.tombstones.check_key(KEY, begins=False, tenant=tenant)
+
+
+def test_a_close_lifts_no_cancel_of_another_tenant(lead: Lead) -> None:
+    lead.admit(D)
+    lead.call(lambda c: events.CancelTransfer(c, key=KEY), RED)
+    closed_as(lead, BLUE, grant(D, access=AccessKind.WRITE))
+    with pytest.raises(PreconditionFailed):
+        lead.call(lambda c: RegisterPush(c, grant(D, access=AccessKind.WRITE, lease_id="w-2")), RED)
+
+
+def test_a_key_that_another_tenant_cancelled_takes_a_drop(lead: Lead) -> None:
+    lead.admit(D)
+    lead.call(lambda c: events.CancelTransfer(c, key=KEY), BLUE)
+    closed_as(lead, RED, grant(D, access=AccessKind.WRITE), CloseOutcome.DROPPED)
+    (transfer,) = lead.state.transfers.with_key(KEY)
+    assert transfer.tenant == "red"
+
+
 def test_a_tenant_cannot_use_up_the_share_of_all_callers() -> None:
     ledger = Ledger(Limits(kept_bytes=1_000, kept_bytes_per_caller=1_000))
     ledger.enter(RowKind.LEASE, "a", RED, 300)
@@ -117,9 +205,6 @@ def test_a_tenant_cannot_use_up_the_share_of_all_callers() -> None:
     ledger.drop(RowKind.LEASE, "a")
     assert ledger.by_tenant == {"blue": 300}
     ledger.check_sums()
-
-
-RED2 = of_tenant("red", "dns:other")
 
 
 def limited(**limits: int) -> Lead:

@@ -58,7 +58,7 @@ static void report_end(kv_mover *mover, const kv_job *job, uint64_t nbytes, doub
   kv_put_uint(&made, 2, !why);
   kv_put_uint(&made, 3, nbytes);
   kv_put_duration(&made, 4, wire_s);
-  kv_put_text(&made, 5, why);
+  kv_put_why(&made, 5, why);
   kv_put_uint(&made, 6, 1); /* No call follows the one that returned. */
   kv_put_uint(&made, 7, 1);
   kv_put_duration(&made, 8, wire_s);
@@ -80,7 +80,7 @@ static void report_sums(kv_mover *mover, const kv_job *job, const uint32_t *valu
     }
     kv_close(&made, column);
   }
-  kv_put_text(&made, 3, why);
+  kv_put_why(&made, 3, why);
   kv_close(&made, row);
   mover->report(mover->rank, job->life, &made);
   kv_writer_free(&made);

@@ -10,14 +10,6 @@
 
 #include "connection.h"
 
-kvgrpc_bytes kv_own(kvgrpc_bytes bytes) {
-  void *data = malloc(bytes.size ? bytes.size : 1);
-  if (data && bytes.size) memcpy(data, bytes.data, bytes.size);
-  return (kvgrpc_bytes){data, bytes.size};
-}
-
-void kv_disown(kvgrpc_bytes bytes) { free((void *)bytes.data); }
-
 bool kv_same(kvgrpc_bytes one, kvgrpc_bytes two) {
   return one.size == two.size && (!one.size || !memcmp(one.data, two.data, one.size));
 }

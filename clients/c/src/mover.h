@@ -139,9 +139,6 @@ struct kv_mover {
   bool has_asker;
 };
 
-/* Copies bytes for a table. Returns no data without memory; of nothing it makes one byte. */
-kvgrpc_bytes kv_own(kvgrpc_bytes bytes);
-void kv_disown(kvgrpc_bytes bytes);
 bool kv_same(kvgrpc_bytes one, kvgrpc_bytes two);
 void kv_mover_wake(kv_mover *mover);
 

@@ -120,12 +120,8 @@ void kv_attempt_free(kv_attempt *attempt) {
 
 void kv_attempt_put_rejected(kv_attempt *attempt, kvgrpc_bytes path, const char *why) {
   const size_t row = kv_open(&attempt->rejected, 4);
-  char text[KV_WHY_BYTES]; /* A peer's words may be no UTF-8, and a lead takes nothing else. */
-  snprintf(text, sizeof text, "%s", why);
-  for (char *at = text; *at; at++)
-    if (*at < ' ' || *at > '~') *at = '?';
   kv_put_bytes(&attempt->rejected, 1, path);
-  kv_put_text(&attempt->rejected, 2, text);
+  kv_put_why(&attempt->rejected, 2, why);
   kv_close(&attempt->rejected, row);
 }
 

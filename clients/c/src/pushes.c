@@ -12,14 +12,11 @@ static bool has_blocks(const kvgrpc_blocks *blocks, size_t rows) {
 }
 
 static bool copy_labels(kv_transfer *push, const kvgrpc_labels *labels) {
-  uint8_t *key = malloc(labels->transfer_key.size ? labels->transfer_key.size : 1);
-  if (!key) return false;
-  if (labels->transfer_key.size) memcpy(key, labels->transfer_key.data, labels->transfer_key.size);
-  push->key = (kvgrpc_bytes){key, labels->transfer_key.size};
+  push->key = kv_own(labels->transfer_key);
   push->request_id = strdup(labels->request_id ? labels->request_id : "");
   push->traceparent = strdup(labels->traceparent ? labels->traceparent : "");
   push->priority = labels->priority;
-  return push->request_id && push->traceparent;
+  return push->key.data && push->request_id && push->traceparent;
 }
 
 kvgrpc_code kvgrpc_push(kvgrpc_engine *engine, const kvgrpc_labels *labels, const kvgrpc_content *content,

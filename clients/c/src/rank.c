@@ -59,7 +59,7 @@ static const char *not_at_rest(const kvgrpc_rank *rank) {
 
 static void put_attach(kv_writer *to, const kvgrpc_rank *rank, bool returns) {
   const size_t attach = kv_open(to, 2);
-  kv_put_bytes(to, 1, (kvgrpc_bytes){rank->secret, rank->secret_bytes});
+  kv_put_bytes(to, 1, rank->secret);
   kv_put_uint(to, 2, rank->number);
   kv_put_uint(to, 3, rank->mover != NULL);
   kv_put_uint(to, 4, returns);
@@ -96,12 +96,9 @@ static kvgrpc_code attach(kvgrpc_rank *rank, kv_connection *connection, bool ret
 
 static bool copy_ticket(kvgrpc_rank *rank, const kvgrpc_ticket *ticket) {
   rank->socket_path = strdup(ticket->socket_path);
-  rank->secret = malloc(ticket->secret.size ? ticket->secret.size : 1);
-  if (!rank->socket_path || !rank->secret) return false;
-  if (ticket->secret.size) memcpy(rank->secret, ticket->secret.data, ticket->secret.size);
-  rank->secret_bytes = ticket->secret.size;
+  rank->secret = kv_own(ticket->secret);
   rank->comes_back_s = ticket->comes_back_s > 0 ? ticket->comes_back_s : 0;
-  return true;
+  return rank->socket_path && rank->secret.data;
 }
 
 /* Makes a rank that is not attached. */
@@ -300,7 +297,7 @@ void kvgrpc_rank_close(kvgrpc_rank *rank) {
   if (rank->stop >= 0) close(rank->stop);
   kv_writes_free(rank);
   free(rank->layers);
-  free(rank->secret);
+  kv_disown(rank->secret);
   free(rank->socket_path);
   pthread_mutex_destroy(&rank->lock);
   free(rank);

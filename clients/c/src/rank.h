@@ -16,8 +16,7 @@ typedef struct layers_report {
 struct kvgrpc_rank {
   uint32_t number;
   char *socket_path;
-  uint8_t *secret;
-  size_t secret_bytes;
+  kvgrpc_bytes secret;
   double comes_back_s;
 
   int memory; /* The shared pool's file, which the next lead asks for. */

@@ -16,7 +16,7 @@ static void clear(kv_transfer *transfer) {
   kv_writer_free(&transfer->start);
   kv_writer_free(&transfer->content);
   free(transfer->cancel_message);
-  free((void *)transfer->key.data);
+  kv_disown(transfer->key);
   free(transfer->request_id);
   free(transfer->traceparent);
   const uint32_t generation = transfer->generation;

@@ -6,6 +6,14 @@
 #define VARINT_BYTES_MAX 10
 #define FIELD_MAX ((1u << 29) - 1)
 
+kvgrpc_bytes kv_own(kvgrpc_bytes bytes) {
+  void *data = malloc(bytes.size ? bytes.size : 1);
+  if (data && bytes.size) memcpy(data, bytes.data, bytes.size);
+  return (kvgrpc_bytes){data, bytes.size};
+}
+
+void kv_disown(kvgrpc_bytes bytes) { free((void *)bytes.data); }
+
 static bool grow(kv_writer *to, size_t more) {
   if (to->failed) return false;
   if (more <= to->capacity - to->size) return true;
@@ -93,6 +101,15 @@ void kv_put_text(kv_writer *to, uint32_t field, const char *text) {
     at += size;
   }
   if (text) kv_put_bytes(to, field, (kvgrpc_bytes){text, strlen(text)});
+}
+
+void kv_put_why(kv_writer *to, uint32_t field, const char *why) {
+  const size_t size = why ? strlen(why) : 0;
+  kv_put_bytes(to, field, (kvgrpc_bytes){why, size});
+  for (size_t i = to->failed ? 0 : size; i; i--) {
+    uint8_t *at = to->data + to->size - i;
+    if (*at < ' ' || *at > '~') *at = '?';
+  }
 }
 
 void kv_put_bytes(kv_writer *to, uint32_t field, kvgrpc_bytes bytes) {

@@ -12,6 +12,10 @@
 
 #include "kvgrpc_engine.h"
 
+/* Copies bytes to keep. Returns no data without memory; of nothing it makes one byte. */
+kvgrpc_bytes kv_own(kvgrpc_bytes bytes);
+void kv_disown(kvgrpc_bytes bytes);
+
 typedef struct kv_writer {
   uint8_t *data;
   size_t size;
@@ -29,6 +33,8 @@ void kv_put_uint(kv_writer *to, uint32_t field, uint64_t value);
 void kv_put_fixed64(kv_writer *to, uint32_t field, uint64_t value);
 void kv_put_int32(kv_writer *to, uint32_t field, int32_t value);
 void kv_put_text(kv_writer *to, uint32_t field, const char *text);
+/* Writes the words of a peer or of libc, which may be no UTF-8: what is no printable ASCII becomes "?". */
+void kv_put_why(kv_writer *to, uint32_t field, const char *why);
 void kv_put_bytes(kv_writer *to, uint32_t field, kvgrpc_bytes bytes);
 void kv_put_packed(kv_writer *to, uint32_t field, const uint32_t *values, size_t count);
 /* Writes a google.protobuf.Duration. */

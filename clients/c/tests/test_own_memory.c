@@ -12,6 +12,13 @@
 static const char *const kCma[] = {"shm", "nixl", "cma", NULL};
 enum { READ = 1, WRITE = 2, REPACK = 3 };
 
+/* In place of libc's, as it is in a locale that is not UTF-8. */
+char *strerror(int number) {
+  static char text[] = "Datei oder Verzeichnis f\xfcr ...";
+  (void)number;
+  return text;
+}
+
 typedef struct pair {
   own_rank source, destination;
 } pair;
@@ -190,6 +197,18 @@ static void test_the_end_of_a_peer_s_process_is_reported_and_fails_what_follows(
   CHECK(own_rank_end(&pair.destination) == KVGRPC_UNAVAILABLE);
 }
 
+static void test_a_reason_in_another_encoding_ends_no_session(void) {
+  const uint32_t zero = 0, size = 64;
+  pair pair;
+  uint64_t moved;
+  pair_start(&pair);
+  CHECK(!kill(pair.source.process, SIGKILL));
+  CHECK(own_rank_end(&pair.source) == KVGRPC_CANCELLED); /* Its process is gone. */
+  own_rank_post(&pair.destination, "P", 0, READ, &zero, &zero, &size, 1, NULL);
+  CHECK(!own_rank_posted(&pair.destination, &moved));
+  CHECK(own_rank_end(&pair.destination) == KVGRPC_UNAVAILABLE);
+}
+
 static void test_a_rank_comes_back_and_what_an_earlier_lead_offered_is_void(void) {
   const uint32_t zero = 0, size = 64;
   pair pair;
@@ -293,6 +312,7 @@ int main(void) {
   test_a_posting_that_makes_no_sense_moves_nothing();
   test_a_disconnected_rank_is_not_read_until_it_is_connected_again();
   test_the_end_of_a_peer_s_process_is_reported_and_fails_what_follows();
+  test_a_reason_in_another_encoding_ends_no_session();
   test_a_rank_comes_back_and_what_an_earlier_lead_offered_is_void();
   test_an_offer_that_was_changed_proves_nothing();
   test_a_long_sum_ends_with_its_session();

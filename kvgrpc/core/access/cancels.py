@@ -5,7 +5,6 @@ destination of a push by closing the access that it opened there. It tells each 
 access that the reader opened here. Late calls are refused with CANCELLED.
 """
 
-from kvgrpc.core.access.openings import AccessOpenings
 from kvgrpc.core.actions import Cancelled
 from kvgrpc.core.events import CancelScope, CancelTransfer, CloseOutcome
 from kvgrpc.core.moves.pending_closes import PendingCloses
@@ -45,14 +44,12 @@ class Cancels:
         pulls: Pulls,
         pushes: Pushes,
         leases: Leases,
-        openings: AccessOpenings,
     ) -> None:
         self._state = state
         self._closes = closes
         self._pulls = pulls
         self._pushes = pushes
         self._leases = leases
-        self._openings = openings
 
     def cancel(self, event: CancelTransfer) -> None:
         """Cancels a transfer by id, or all transfers under a key. An unknown key is refused from now on."""
@@ -117,7 +114,7 @@ class Cancels:
         return _OUTCOMES[scope]
 
     def _cancel_lease(self, lease: Lease, message: str, *, both: bool) -> None:
-        """Ends a hand-over to readers. With `both`, tells its readers, and refuses waiting and later openings."""
+        """Ends a hand-over to readers. With `both`, tells its readers, and refuses openings as cancelled."""
         readers = [self._state.access.rows[access_id] for access_id in lease.accesses]
         if both:
             lease.cancelled = message
@@ -126,4 +123,3 @@ class Cancels:
         if both:
             for access in readers:
                 self._closes.cancel_reader(access, message, lease.trace)
-            self._openings.lease_ended(lease)

@@ -19,10 +19,10 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.block_ids import ARRAY_BYTES, Ids
 from kvgrpc.core.values.content import check
-from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims, verify
+from kvgrpc.core.values.grants import AccessKind, check_consumer, read_claims, verify
 from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
-from kvgrpc.core.values.owners import PEER, name_of
+from kvgrpc.core.values.owners import PEER
 from kvgrpc.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -89,12 +89,10 @@ class AccessOpenings:
         for access_id in list(self._state.access.openings.rows):
             self._refuse(self._state.access.rows[access_id], error)
 
-    def lease_ended(self, lease: Lease) -> None:
-        """Retries the waiting READ openings of a lease that ended, which refuses them."""
-        for access_id in list(self._state.access.openings.rows):
-            access = self._state.access.rows[access_id]
-            if access.lease_id == lease.id and access.kind is AccessKind.READ:
-                self._try(access)
+    def lease_missed(self, lease: Lease) -> None:
+        """Retries the openings that wait on a lease that ended, which refuses them."""
+        for access_id in sorted(lease.waiting):  # a set of bytes has another order in each process
+            self._try(self._state.access.rows[access_id])
 
     def end_all(self, error: KVGrpcError) -> None:
         """Answers all waiting rows with an error: the incarnation ends."""
@@ -342,12 +340,3 @@ def _wait_error(access: Access) -> KVGrpcError:
         retry_delay_s=1.0,
         metadata={"phase": f"open/{access.waiting_for}"},
     )
-
-
-def check_consumer(caller: str, claims: Claims) -> None:
-    """Raises NotFound (LEASE_NOT_FOUND) for a consumer of another tenant than the grant's, and PermissionDenied
-    (GRANT_BOUND) for another consumer than the one that the grant is bound to.
-    """
-    check_tenant(caller, claims)
-    if claims.bound_to and claims.bound_to != name_of(caller):
-        raise PermissionDenied(Reason.GRANT_BOUND, "this grant is bound to another consumer")

@@ -27,7 +27,7 @@ from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.call import Call
-from kvgrpc.core.values.grants import AccessKind, OnAbort, read_claims, verify
+from kvgrpc.core.values.grants import AccessKind, OnAbort, check_consumer, read_claims, verify
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, peer_key
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 
@@ -119,7 +119,9 @@ class ServedAccesses:
         """Closes the accesses of a dead peer. The grant decides whether the peer counts as a done consumer."""
         lost = f"engine {peer.description.engine_id} was declared dead"
         for access_id in list(peer.accesses):
-            access = self._state.access.rows[access_id]
+            access = self._state.access.rows.get(access_id)
+            if access is None:  # an earlier one ended the lease on which it waited
+                continue
             if access.kind is AccessKind.WRITE and access.held:
                 self._reservations.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
             else:
@@ -159,9 +161,8 @@ class ServedAccesses:
         if self._state.access.closed_ids.turn():
             self._await_turn()
 
-    def end_all(self, error: KVGrpcError) -> None:
-        """Refuses waiting openings and expects no more access by peers: the incarnation ends."""
-        self._openings.end_all(error)
+    def end_all(self) -> None:
+        """Expects no more access by peers: the incarnation ends."""
         for access in self._state.access.rows.values():
             if access.held:
                 self._state.expect(access, open_=False)
@@ -208,7 +209,7 @@ class ServedAccesses:
         if access is None:
             ours = self._pulls.cancelled(peer.key, row) or self._pushes.refused(call, peer.key, row)
             if not ours:
-                self._tombstone(peer, row)
+                self._tombstone(call.principal, peer, row)
             return False
         if access.peer != peer.key:
             return False
@@ -224,9 +225,9 @@ class ServedAccesses:
                 self._reservations.refused(peer, access.lease_id, row)
         return was_open
 
-    def _tombstone(self, peer: Peer, row: AccessClosing) -> None:
+    def _tombstone(self, caller: str, peer: Peer, row: AccessClosing) -> None:
         """Keeps a closed access for a closing that overtook its opening, so that the opening is refused. A drop still
-        reaches its lease.
+        reaches its lease. A grant that the caller may not use leaves nothing.
         """
         state = self._state
         if len(row.access_id) != ACCESS_ID_BYTES or len(state.access.rows) >= state.limits.accesses:
@@ -236,6 +237,7 @@ class ServedAccesses:
         try:
             kind = read_claims(row.token).access
             claims = verify(row.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, kind)
+            check_consumer(caller, claims)
         except KVGrpcError:
             return
         if kind is AccessKind.WRITE:

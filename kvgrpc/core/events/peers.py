@@ -214,6 +214,8 @@ class RegisterAnswered:
 
     transfer_id: str
     """Our transfer."""
+    life: str
+    """The life that took it. With an error, the life that was asked."""
     error: KVGrpcError | None
     retryable: bool = False
 

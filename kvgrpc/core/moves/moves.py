@@ -22,6 +22,7 @@ from kvgrpc.core.moves.failures import TIMEOUTS
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import AT_ISSUER, Move, MoveStage, rank_of
+from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
@@ -74,7 +75,16 @@ class Moves:
 
     def peer_dead(self, peer: Peer) -> None:
         """Fails the moves with a dead life of a peer."""
-        self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was declared dead")
+        self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was declared dead", dead=True)
+
+    def peer_replaced(self, peer: Peer) -> None:
+        """Registers the reservations that a dead life has not taken at its successor. Handshakes with the dead life
+        have ended before.
+        """
+        for move in self._state.moves.of_peer(peer.key):
+            if _outlives(move, peer):
+                self._state.timers.clear(Timer.OPEN_RETRY, move.name)
+                self.course(move).connect(move)
 
     def memory_changed(self, peer: Peer) -> None:
         """Fails the moves with memory that was registered again."""
@@ -118,11 +128,15 @@ class Moves:
             self.course(move).ends.fail(move, event.result)
 
     def register_answered(self, event: RegisterAnswered) -> None:
-        """Retries or fails a reservation that its source did not take."""
+        """Retries or fails a reservation that its source did not take. An error of a former life means nothing."""
         move = self._state.moves.find(event.transfer_id)
-        if move is None or move.stage is not MoveStage.RENDEZVOUS or event.error is None:
+        if type(move) is not ReservationMove or move.stage is not MoveStage.RENDEZVOUS:
             return
-        if event.retryable:
+        if event.error is None:
+            move.taken_by = event.life
+        elif event.life != move.peer:
+            return
+        elif event.retryable:
             self._state.timers.set(Timer.OPEN_RETRY, move.name, self._state.now + RETRY_DELAY_S)
         else:
             self.course(move).ends.fail(move, event.error)
@@ -272,7 +286,11 @@ class Moves:
         rank = rank_of(event.posting_id)
         self.course(move).ends.fail_with(move, Reason.DATA_PATH_FAILED, event.message, rank=rank)
 
-    def _fail_all(self, peer: Peer, reason: Reason, message: str) -> None:
+    def _fail_all(self, peer: Peer, reason: Reason, message: str, *, dead: bool = False) -> None:
         for move in self._state.moves.of_peer(peer.key):
-            if move.stage is not MoveStage.ENDED:
+            if move.stage is not MoveStage.ENDED and not (dead and _outlives(move, peer)):
                 self.course(move).ends.fail_with(move, reason, message)
+
+
+def _outlives(move: Move, peer: Peer) -> bool:
+    return type(move) is ReservationMove and move.outlives(peer)

@@ -64,9 +64,8 @@ class ChecksumPrefetch:
         self._add(lease)
 
     def copied(self, lease: Lease) -> None:
-        """Queues a lease that is in the mirrors, unless it has ended."""
-        if lease.live:
-            self._add(lease)
+        """Queues a lease that is in the mirrors."""
+        self._add(lease)
 
     def go_on(self) -> None:
         """Starts the next lease if its step is over. Later leases usually wait for the same step or a later one, so

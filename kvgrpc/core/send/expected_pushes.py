@@ -8,6 +8,7 @@ for the announce wait. It then computes the prompt itself.
 
 from kvgrpc.core.actions import PushExpected, PushWantedNews
 from kvgrpc.core.events import FinishedBlocks
+from kvgrpc.core.send.handed_over import registered
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.push import SourcePush
@@ -43,7 +44,7 @@ class ExpectedPushes:
     def expected(self, event: FinishedBlocks) -> None:
         """Handles FinishedBlocks (`expected`): the engine knows the request."""
         check_transfer_key(event.key)
-        push = self._state.send.pushes.with_key(event.key)
+        push = registered(self._state, event.key, event.call.principal)
         if push is not None and push.parts is None and not event.validate_only:
             push.expected = True
             self._await(push, self._state.limits.registration_timeout_s)

@@ -20,10 +20,10 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Disposition, Failure, Side, State
 from kvgrpc.core.values.block_ids import Blocks, blocks_bytes, no_blocks
 from kvgrpc.core.values.content import ContentId
-from kvgrpc.core.values.grants import AccessKind, Claims, mint, verify
+from kvgrpc.core.values.grants import AccessKind, Claims, check_consumer, mint, verify
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import granted_firm_ttl
-from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE, EVERYONE, Thing, ThingKind, Verb, may, tenant_of
+from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE, EVERYONE, Thing, ThingKind, Verb, may, owns, tenant_of
 from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import AlreadyExists, NextStep, PermissionDenied, Reason, full, invalid
 
@@ -164,7 +164,8 @@ class Leases:
 
     def find(self, ref: LeaseRef, caller: str = "") -> Lease:
         """Returns the lease, live or ended. Raises NotFound, also for a lease of another tenant than the caller, or the
-        errors of an invalid grant.
+        errors of an invalid grant, or PermissionDenied (GRANT_BOUND) for a grant of another consumer. The owner may use
+        every grant.
         """
         state = self._state
         if not ref.token:
@@ -172,7 +173,10 @@ class Leases:
         claims = verify(
             ref.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, AccessKind.READ
         )
-        return state.send.leases.get(claims.lease_id, caller)
+        lease = state.send.leases.get(claims.lease_id, caller)
+        if not owns(caller, lease.owner):
+            check_consumer(caller, claims)
+        return lease
 
     def release(self, event: ReleaseLease) -> None:
         """Handles ReleaseLease: ends a live lease. An ended lease stays unchanged."""
@@ -275,6 +279,8 @@ class Leases:
             self.outdate(state.access.rows[access_id], reason)
         state.pool.pins.drop(lease.id, PinKind.LEASE)
         state.send.leases.ended(lease, state.now)
+        if lease.waiting:
+            state.react.lease_missed(lease)
 
     def _would_free(self, lease: Lease) -> Blocks:
         """Returns the blocks that the lease's end would free: those pinned only by the lease and what ends with it."""

@@ -116,4 +116,3 @@ class MirrorCopies:
             Reason.SOURCE_FAILED, lease.failed, phase, Side.SOURCE, rank=event.rank, next=NextStep.RECOMPUTE
         )
         self._leases.end(lease, LeaseState.RELEASED, failure)
-        self._state.react.lease_copied(lease)

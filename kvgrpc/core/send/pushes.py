@@ -24,7 +24,7 @@ from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State
 from kvgrpc.core.values.block_ids import Blocks, blocks_bytes
 from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.content import ContentId
-from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, read_claims
+from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, check_tenant, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import tenant_of
@@ -100,10 +100,10 @@ class Pushes:
         """Handles FinishedBlocks for a registration: one part, or the statement that there will be none."""
         state = self._state
         check_transfer_key(event.key)
-        push = self._state.send.pushes.with_key(event.key)
         if event.failure:
-            self._give_up(event, push)
+            self._give_up(event, handed_over.registered(state, event.key, event.call.principal))
             return
+        push = self._state.send.pushes.with_key(event.key)
         first = push is None or push.parts is None or event.part_epoch > push.part_epoch
         blocks, parts, part, content = self._check(event, push, first=first)
         lease = self._lease(event, push, content, blocks, first=first)
@@ -208,15 +208,17 @@ class Pushes:
 
     def _never_comes(self, call: Call, peer: str, row: AccessClosing) -> bool:
         """Handles a destination that dropped or cancelled its reservation before it registered here. Returns False when
-        the row names no such reservation.
+        the row names no such reservation, or one of another tenant than the caller's.
         """
         state = self._state
         try:
             claims = read_claims(row.token)
             if claims.access is not AccessKind.WRITE or peer != peer_key(claims.engine_id, claims.incarnation):
                 return False
-            state.tombstones.check_key(claims.transfer_key)
-            push = self._state.send.pushes.with_key(claims.transfer_key)
+            check_tenant(call.principal, claims)
+            tenant = claims.tenant or tenant_of(call.principal)
+            state.tombstones.check_key(claims.transfer_key, tenant=tenant)
+            push = handed_over.registered(state, claims.transfer_key, call.principal)
             if push is None:
                 self._check_new(claims.transfer_key, call.payer)
         except KVGrpcError:
@@ -225,7 +227,7 @@ class Pushes:
         if row.outcome is CloseOutcome.CANCELLED:
             state.tombstones.end_grant(row.token, message, state.now, Reason.CANCELLED)
             if push is None:
-                state.tombstones.end_key(claims.transfer_key, message, state.now, parts_only=True)
+                state.tombstones.end_key(claims.transfer_key, message, state.now, parts_only=True, tenant=tenant)
                 return True
         elif push is None:
             push = self._new(call, "", claims.transfer_key, "parts")
@@ -355,7 +357,8 @@ class Pushes:
         state = self._state
         if push is None:
             if not event.validate_only:
-                state.tombstones.end_key(event.key, event.failure, state.now, Reason.SOURCE_FAILED)
+                tenant = tenant_of(event.call.principal)
+                state.tombstones.end_key(event.key, event.failure, state.now, Reason.SOURCE_FAILED, tenant=tenant)
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:

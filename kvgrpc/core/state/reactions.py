@@ -54,9 +54,11 @@ class Reactions(NamedTuple):
     lease_refused: Callable[[str], None]
     """The hand-over of an announced lease was refused. The argument is the lease id."""
     lease_copied: Callable[[Lease], None]
-    """The lease's blocks are in the mirrors, or never will be."""
+    """The lease's blocks are in the mirrors."""
     lease_ended: Callable[[Lease], None]
     """A lease ended whose blocks are still listed. Only a life that compares checksums hears of it."""
+    lease_missed: Callable[[Lease], None]
+    """A lease ended on which openings wait."""
     push_ended: Callable[[SourcePush, Failure | None], None]
     """The lease of a push's parts ended. The second argument is the failure of its transfer, if it failed."""
     lease_voided: Callable[[str], None]

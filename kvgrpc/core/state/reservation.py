@@ -10,7 +10,8 @@ from hashlib import sha256
 from typing import ClassVar, NamedTuple
 
 from kvgrpc.core.events import AccessSettling, PushSource
-from kvgrpc.core.state.move import PullMove
+from kvgrpc.core.state.move import MoveStage, PullMove
+from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -55,6 +56,8 @@ class ReservationMove(PullMove):
     """Accesses under which a source may write, until the contrary is proved."""
     refused: Refusal | None = None
     """A source that was refused because it came with other KV than requested, and the reason."""
+    taken_by: str = ""
+    """The life that took its registration last. Until one has, the life to which it is bound is a guess."""
     part_epoch: int = 0
     parts: Parts | None = None
     """Known parts of the source, where this side moves the bytes."""
@@ -62,6 +65,13 @@ class ReservationMove(PullMove):
     """Progress of the known parts."""
     posted: int = 0
     """Number of known parts that were posted."""
+
+    def outlives(self, peer: Peer) -> bool:
+        """Returns whether it goes on without that dead life: no access was opened, and another life is known to which
+        it may go, because this one has not taken it.
+        """
+        opened = self.stage is not MoveStage.RENDEZVOUS or self.claims.incarnation
+        return not opened and self.taken_by != peer.key and bool(self.taken_by or peer.replaced_by)
 
     def narrow(self, groups: Sequence[Group], tokens: int) -> None:
         """Narrows the request to the first `tokens` tokens, because the source's later tokens differ."""

@@ -291,9 +291,11 @@ class LeaseTable:
         return self._live.get(lease_id) or self._ended.get(lease_id)
 
     def stood_for(self, lease: Lease) -> list[Lease]:
-        """Returns the live leases that `lease` stands for: one reader reads it in place of each of them."""
+        """Returns the live leases that `lease` stands for: one reader reads it in place of each of them. Its owner may
+        know of them.
+        """
         found = [self.find(lease_id) for lease_id in lease.stands_for]
-        return [other for other in found if other is not None and other.live]
+        return [other for other in found if other is not None and other.live and within(lease.owner, other.tenant)]
 
     def keep_others(self, lease: Lease) -> None:
         """Keeps the leases that this one stands for while it lasts, up to their caps."""

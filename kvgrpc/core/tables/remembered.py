@@ -168,8 +168,8 @@ class Tombstones:
         """
         check_transfer_key(key)
         known = self.keys.get(key)
-        if known is not None and known.tenant != tenant:
-            tenant = ""  # a later end of another tenant lifts no earlier one
+        if known is not None and known.tenant != tenant:  # a later end of another tenant lifts no earlier one
+            tenant, parts_only = "", parts_only and known.parts_only
         self.cancelled += reason is Reason.CANCELLED
         self.keys.add(key, Tombstone(too_late(reason, message), parts_only, tenant), now, len(key) + len(message))
         self._arm(KEYS)

@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
-from kvgrpc.core.values.owners import within
+from kvgrpc.core.values.owners import name_of, within
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Aborted, InvalidRequest, NotFound, PermissionDenied, PreconditionFailed, Reason
 
@@ -168,6 +168,15 @@ def check_tenant(caller: str, claims: Claims) -> None:
     """Raises NotFound (LEASE_NOT_FOUND) for a grant of another tenant than the caller's."""
     if not within(caller, claims.tenant):
         raise NotFound(Reason.LEASE_NOT_FOUND, f"no lease {claims.lease_id} here")
+
+
+def check_consumer(caller: str, claims: Claims) -> None:
+    """Raises NotFound (LEASE_NOT_FOUND) for a consumer of another tenant than the grant's, and PermissionDenied
+    (GRANT_BOUND) for another consumer than the one that the grant is bound to.
+    """
+    check_tenant(caller, claims)
+    if claims.bound_to and claims.bound_to != name_of(caller):
+        raise PermissionDenied(Reason.GRANT_BOUND, "this grant is bound to another consumer")
 
 
 def to_json(token: bytes) -> dict[str, bool | int | str | list[int]]:

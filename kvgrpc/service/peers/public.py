@@ -5,10 +5,11 @@ from collections.abc import Callable
 import grpc.aio
 
 from kvgrpc.core import actions, events
+from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import Aborted, Exhausted, KVGrpcError, Unavailable
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.stream import bounded, failure_of, readable
+from kvgrpc.service.peers.stream import bounded, failure_of
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, lease_pb2, lease_pb2_grpc
 from kvgrpc.wire.values import core_reason, duration, grant
 
@@ -19,15 +20,17 @@ async def register_push(
     """Calls RegisterPush at the source; a router may make this call instead."""
     request = handoff_pb2.RegisterPushRequest(grant=grant(action.token), request_id=action.request_id)
     error: KVGrpcError | None = None
+    life = action.peer
     trace, ended = telemetry.call_span("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
     try:
         stub = handoff_pb2_grpc.HandoffServiceStub(channel(action.peer).channel)
         reply = await stub.RegisterPush(request, timeout=timeout_s, metadata=telemetry.metadata(trace))
-        readable(reply, action.peer)
+        header = bounded(reply, action.peer).header
+        life = peer_key(header.engine_id, header.incarnation)
     except Exception as failed:  # noqa: BLE001 - the transfer waits for an answer in any case
         error = failure_of(failed, "RegisterPush")
     ended(error)
-    return events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))
+    return events.RegisterAnswered(action.transfer_id, life, error, isinstance(error, Unavailable | Exhausted))
 
 
 async def renew_leases(

@@ -1,17 +1,21 @@
 """An opening waits for its lease, a step or a silent peer, and every wait has a deadline."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.events import Opened, PeerAlive, PeerSilent, StepDone
+from kvgrpc.core.actions import HandedOver
+from kvgrpc.core.events import CloseOutcome, Opened, PeerAlive, PeerSilent, StepDone
 from kvgrpc.core.tables.accesses import AccessState
+from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.content import ContentClaim
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
 from tests.core.access.openings import opening, reason
-from tests.core.nodes import Lead, access_id, content, describe, grant, key_of, snapshot
+from tests.core.nodes import Lead, access_id, content, describe, grant, key_of, refused, snapshot
 
 D = describe("d", 2)
 E = describe("e", 3)
@@ -74,6 +78,60 @@ def test_waiting_for_a_step_ends_in_a_deadline_that_names_it(lead: Lead) -> None
     row = lead.answer(call).rows[0]
     assert reason(row) is Reason.DEADLINE
     assert row.metadata == {"phase": "open/step"}
+
+
+ENDS: dict[str, tuple[Callable[[Lead, HandedOver], Any], Reason]] = {
+    "released": (lambda lead, made: lead.call(lambda c: release(c, made)), Reason.LEASE_RELEASED),
+    "cancelled here": (lambda lead, made: lead.call(lambda c: cancel(c, made)), Reason.LEASE_RELEASED),
+    "taken back": (lambda lead, made: lead.feed(events.LeasesVoided((made.lease.id,))), Reason.LEASE_VOIDED),
+    "expired": (lambda lead, made: lead.tick(2.0), Reason.LEASE_EXPIRED),
+    "read by another": (
+        lambda lead, made: lead.close(E, 9, outcome=CloseOutcome.CANCELLED, token=made.token),
+        Reason.LEASE_RELEASED,
+    ),
+}
+
+
+def release(call: Call, made: HandedOver) -> events.ReleaseLease:
+    return events.ReleaseLease(call, events.LeaseRef(made.lease.id))
+
+
+def cancel(call: Call, made: HandedOver) -> events.CancelTransfer:
+    assert made.transfer is not None
+    return events.CancelTransfer(call, made.transfer.id, scope=events.CancelScope.THIS_SIDE)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+def test_the_end_of_a_lease_refuses_the_openings_that_wait_on_it(lead: Lead, end: str, silent: bool) -> None:
+    ends, why = ENDS[end]
+    other = lead.open(D, opening(lead.finish(after_step=5, key=b"2" * 16).token, 7))
+    made = lead.finish(after_step=0 if silent else 5, ttl_s=2.0)
+    if silent:
+        lead.feed(PeerSilent(key_of(D)))
+    calls = [lead.open(D, opening(made.token, number)) for number in (1, 2)]
+    ends(lead, made)
+    assert [reason(lead.answer(call).rows[0]) for call in calls] == [why, why]
+    assert lead.answer(other) is None
+    assert list(lead.state.access.rows.keys() - {access_id(9)}) == [access_id(7)]
+
+
+def test_a_dead_peer_that_ends_a_lease_leaves_none_of_its_openings_there(lead: Lead) -> None:
+    made = lead.finish()
+    lead.opened(D, opening(made.token, 1))
+    lead.feed(PeerSilent(key_of(D)))
+    lead.tick(Limits().peer_grace_s - 1.0)
+    lead.open(D, opening(made.token, 2))
+    lead.tick(1.0)
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.DONE
+    assert access_id(2) not in lead.state.access.rows
+
+
+def test_a_life_that_is_over_refuses_waiting_openings_as_lost(lead: Lead) -> None:
+    call = lead.open(D, opening(lead.finish(after_step=5).token))
+    lead.begin(describe("p", 2))
+    with refused(Reason.ENGINE_LOST):
+        raise lead.answer(call).rows[0]
 
 
 def test_an_opening_of_a_silent_peer_waits_until_it_is_heard_again(lead: Lead) -> None:

@@ -157,19 +157,19 @@ def test_a_registration_that_is_not_answered_is_sent_again() -> None:
     pair = Pair()
     pair.deaf = {SendRegister}
     landing = pair.reserve(32, source=events.PushSource("p:1")).transfer
-    pair.feed(pair.d, events.RegisterAnswered(landing.id, UNREACHABLE, retryable=True))
+    pair.feed(pair.d, events.RegisterAnswered(landing.id, key_of(pair.p.me), UNREACHABLE, retryable=True))
     pair.feed(pair.d, events.Tick(), 0.3)
     assert len(pair.lost) == 2
     pair.recover()
     assert next(iter(pair.p.state.transfers)).waiting_for == "parts"
-    other = Pair()
+    other, source = Pair(), key_of(pair.p.me)
     other.deaf = {SendRegister}
     landing = other.reserve(32, source=events.PushSource("p:1")).transfer
-    other.feed(other.d, events.RegisterAnswered(landing.id, PreconditionFailed(Reason.DRAINING, "no")))
+    other.feed(other.d, events.RegisterAnswered(landing.id, source, PreconditionFailed(Reason.DRAINING, "no")))
     failure = other.d.transfer(landing.id).failure
     assert failure is not None
     assert failure.reason is Reason.DRAINING
-    other.feed(other.d, events.RegisterAnswered(landing.id, None))
+    other.feed(other.d, events.RegisterAnswered(landing.id, source, None))
 
 
 @MODES

@@ -14,7 +14,7 @@ import pytest
 from kvgrpc.core.events import EndpointOffered, MeetingBegan, PeerMapped, SendPosted, SendWanted
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath
-from kvgrpc.datapath.collective import group
+from kvgrpc.datapath.collective import group, unmade_groups
 from kvgrpc.datapath.collective.path import CollectivePath, _load_torch
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
@@ -180,3 +180,28 @@ def test_a_rank_that_lacks_something_for_a_while_is_worth_another_try(make: Call
     for report in (lacking.report(), whole.report()):
         assert "Too many open files" in dict(report.rejected)["collective"]
         assert not report.permanent
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "why"), [("OF_PAIR_MAX", 0, "in the last 30 s"), ("spare", lambda _: False, "open files")]
+)
+def test_a_meeting_that_is_refused_for_a_while_is_worth_another_try(
+    make: Callable[..., SlowRank], leads: Leads, monkeypatch: pytest.MonkeyPatch, name: str, least: object, why: str
+) -> None:
+    monkeypatch.setattr(unmade_groups, name, least)
+    refusing, other = make("P"), make("D")
+    refusing.reach(only_collective(other))
+    report = refusing.report()
+    assert leads.kinds(refusing.name) == [MeetingBegan]
+    assert why in dict(report.rejected)["collective"]
+    assert not report.permanent
+    assert not report.data_path
+
+
+def test_a_meeting_that_is_refused_leaves_the_next_data_path(
+    make: Callable[..., SlowRank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unmade_groups, "OF_PAIR_MAX", 0)
+    refusing, other = make("P"), make("D")
+    refusing.mover.connect(PEER, other.endpoint, ORDER[::-1])
+    assert refusing.mapped() == "loopback"

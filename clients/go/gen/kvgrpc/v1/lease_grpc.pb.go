@@ -59,8 +59,8 @@ type LeaseServiceClient interface {
 	//
 	// Errors:
 	//   - NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-	//   - INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
-	//     GRANT_WRONG_ACCESS.
+	//   - INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_BOUND;
+	//     FAILED_PRECONDITION GRANT_WRONG_ACCESS.
 	//   - ABORTED INCARNATION_CHANGED: the grant and its lease belong to an earlier life.
 	ReleaseLease(ctx context.Context, in *ReleaseLeaseRequest, opts ...grpc.CallOption) (*ReleaseLeaseResponse, error)
 	// Returns one lease.
@@ -232,8 +232,8 @@ type LeaseServiceServer interface {
 	//
 	// Errors:
 	//   - NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-	//   - INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
-	//     GRANT_WRONG_ACCESS.
+	//   - INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_BOUND;
+	//     FAILED_PRECONDITION GRANT_WRONG_ACCESS.
 	//   - ABORTED INCARNATION_CHANGED: the grant and its lease belong to an earlier life.
 	ReleaseLease(context.Context, *ReleaseLeaseRequest) (*ReleaseLeaseResponse, error)
 	// Returns one lease.
