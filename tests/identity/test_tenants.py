@@ -327,3 +327,14 @@ async def test_what_a_lease_holds_is_found_in_its_tenant_alone(people: People, s
         theirs = await stack.enter_async_context(people.client(d, "blue"))
         with pytest.raises(NotFound):
             await theirs.pull(stolen, TOKENS, blocks=await theirs.allocate(2, ttl_s=60))
+
+
+async def test_a_caller_with_a_tenant_reads_the_bytes_of_its_own_blocks_alone(people: People) -> None:
+    async with (
+        serving(people, "p", read_blocks=True) as p, people.client(p, "red") as red, people.client(p, "blue") as blue,
+        people.client(p, "house") as house,
+    ):  # fmt: skip
+        taken = await red.allocate(1, ttl_s=60)
+        for caller in (red, house):
+            assert len((await caller.read_blocks(taken)).blocks) == 1
+        assert (await refused(lambda: blue.read_blocks(taken)))[1] is Reason.BLOCK_NOT_ALLOCATED
