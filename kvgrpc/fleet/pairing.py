@@ -199,7 +199,8 @@ class PairPicker:
         """Returns a line that counts the engines of the request's tenant by state, and those that fit by side."""
         states = Counter(self._directory.state(one, now).value for one in self._directory if _of_tenant(one, request))
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        classes = [engines for of, engines in self._classes.items() if _wanted(of, request)]
+        seen = [engines for of, engines in self._classes.items() if _wanted(of, request)]
+        classes = [c for c in seen if any(_of_tenant(one, request) for one in (*c.prefill, *c.decode))]
         sides = "; ".join(
             " and ".join(
                 f"{sum(_may_serve(one, request) for one in side)} {name}"
