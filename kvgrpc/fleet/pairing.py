@@ -219,7 +219,10 @@ class PairPicker:
         """Returns a line that counts the engines of the request's tenant by state, and those that fit by side."""
         states = Counter(self._directory.state(one, now).value for one in self._directory if _of_tenant(one, request))
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        classes = [self._classes[of] for of in sorted(self._classes) if _wanted(of, request)]
+        fitting = [self._classes[of] for of in sorted(self._classes) if _wanted(of, request)]
+        classes = [
+            c for c in fitting if any(_of_tenant(one, request) for one in (*c.prefill.values(), *c.decode.values()))
+        ]
         sides = "; ".join(
             " and ".join(
                 f"{sum(_may_serve(one, request) for one in side.values())} {name}"

@@ -21,7 +21,9 @@ class EngineWatchers:
     def __init__(self, runner: Runner) -> None:
         self._asleep: set[asyncio.Event] = set()
         """Events of watchers that saw the present state: the node's next event wakes each once, until it has looked."""
-        self._places = Places("watches of the engine", ENGINE_WATCHES_OF_CONNECTION_MAX, ENGINE_WATCHES_MAX, 1.0, own=0)
+        each, most = ENGINE_WATCHES_OF_CONNECTION_MAX, ENGINE_WATCHES_MAX
+        share = runner.node.state.limits.of_tenant(most)
+        self._places = Places("watches of the engine", each, most, 1.0, own=1, of_tenant=share)
         self._on_events = runner.on_events
         self._watching = 0
 

@@ -5,6 +5,7 @@ a call of an engine's session use the same row. The carrier adds what only it ha
 waits for the transfer, a session writes the call's id.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
@@ -56,6 +57,9 @@ async def ask(
         reply = await runner.ask(call.id, event)
     except KVGrpcError as error:
         lead.audit.heard(method.name, request, call.principal, call.connection, error)
+        raise
+    except asyncio.CancelledError:  # the node goes on with what the caller has asked for
+        lead.audit.heard(method.name, request, call.principal, call.connection)
         raise
     if method.name in AUDITED:
         lead.audit.heard(method.name, request, call.principal, call.connection)

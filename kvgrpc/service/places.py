@@ -47,13 +47,20 @@ class Places:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Holds a place for the call that is served. Raises the same errors as `take`."""
-        connection = CONNECTION.get()
-        self.take(connection)
+        """Holds a place for the served call, and counts it as its tenant's. Raises the same errors as `take`."""
+        connection, call = CONNECTION.get(), _PLACE.get()
+        tenant = call.tenant if call is not None else ""
+        if tenant:
+            self.take_of_tenant(tenant, 1)
         try:
-            yield
+            self.take(connection)
+            try:
+                yield
+            finally:
+                self.give_back(connection)
         finally:
-            self.give_back(connection)
+            if tenant:
+                self.give_back_of_tenant(tenant, 1)
 
     def take(self, connection: str, count: int = 1, share: float = 1.0) -> None:
         """Takes places, up to `share` of the limits. Raises Exhausted (LIMIT_EXCEEDED); then no place is taken."""
@@ -106,7 +113,7 @@ class CallPlace:
         """Raises the same errors as `Places.take`."""
         places.take(connection)
         self._places, self._connection, self._standing = places, connection, standing
-        self._count, self._tenant = 1, ""
+        self._count, self.tenant = 1, ""
         _PLACE.set(self)
 
     def stand(self, nbytes: int) -> bool:
@@ -117,8 +124,8 @@ class CallPlace:
         try:
             self._standing.take(self._connection, count, WAITS_SHARE)
             try:
-                if self._tenant:
-                    self._standing.take_of_tenant(self._tenant, count)
+                if self.tenant:
+                    self._standing.take_of_tenant(self.tenant, count)
             except Exhausted:
                 self._standing.give_back(self._connection, count)
                 raise
@@ -130,12 +137,12 @@ class CallPlace:
 
     def belong(self, tenant: str) -> None:
         self._places.take_of_tenant(tenant, self._count)
-        self._tenant = tenant
+        self.tenant = tenant
 
     def give_back(self) -> None:
         self._places.give_back(self._connection, self._count)
-        if self._tenant:
-            self._places.give_back_of_tenant(self._tenant, self._count)
+        if self.tenant:
+            self._places.give_back_of_tenant(self.tenant, self._count)
 
 
 _PLACE: ContextVar[CallPlace | None] = ContextVar("place", default=None)

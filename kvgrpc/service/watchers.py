@@ -48,7 +48,8 @@ class Watchers:
         self._waiters: dict[str, list[Waiter]] = {}
         self._waited = 0
         self._watches: list[TransferWatcher] = []
-        self._places = Places("watches", WATCHES_OF_CONNECTION_MAX, WATCHES_MAX, 1.0, own=0)
+        share = runner.node.state.limits.of_tenant(WATCHES_MAX)
+        self._places = Places("watches", WATCHES_OF_CONNECTION_MAX, WATCHES_MAX, 1.0, own=0, of_tenant=share)
         runner.on_transfer.append(self._changed)
         runner.on_life.append(self._life_over)
 

@@ -173,12 +173,13 @@ class PoolServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadBlocks(self, request, context):
-        """Returns the bytes of blocks, for debugging. It is off by default, because it exposes a tenant's KV. A call returns
-        at most 1 MiB.
+        """Returns the bytes of blocks, for debugging. It is off by default, because it exposes KV. A caller with a tenant reads
+        blocks that are its own. A call returns at most 1 MiB.
 
         Errors:
         * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
-        * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
+        * FAILED_PRECONDITION READ_BLOCKS_DISABLED; BLOCK_NOT_ALLOCATED: a caller with a tenant has not allocated the blocks.
+        * PERMISSION_DENIED NOT_OWNER: a caller with a tenant does not speak for the engine that owns the pool.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

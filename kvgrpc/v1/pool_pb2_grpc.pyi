@@ -106,12 +106,13 @@ class PoolServiceStub:
     * UNAVAILABLE NO_POOL.
     """
     ReadBlocks: _grpc.UnaryUnaryMultiCallable[_pool_pb2.ReadBlocksRequest, _pool_pb2.ReadBlocksResponse]
-    """Returns the bytes of blocks, for debugging. It is off by default, because it exposes a tenant's KV. A call returns
-    at most 1 MiB.
+    """Returns the bytes of blocks, for debugging. It is off by default, because it exposes KV. A caller with a tenant reads
+    blocks that are its own. A call returns at most 1 MiB.
 
     Errors:
     * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
-    * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
+    * FAILED_PRECONDITION READ_BLOCKS_DISABLED; BLOCK_NOT_ALLOCATED: a caller with a tenant has not allocated the blocks.
+    * PERMISSION_DENIED NOT_OWNER: a caller with a tenant does not speak for the engine that owns the pool.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
     """
 
@@ -193,12 +194,13 @@ class PoolServiceAsyncStub(PoolServiceStub):
     * UNAVAILABLE NO_POOL.
     """
     ReadBlocks: _aio.UnaryUnaryMultiCallable[_pool_pb2.ReadBlocksRequest, _pool_pb2.ReadBlocksResponse]  # type: ignore[assignment]
-    """Returns the bytes of blocks, for debugging. It is off by default, because it exposes a tenant's KV. A call returns
-    at most 1 MiB.
+    """Returns the bytes of blocks, for debugging. It is off by default, because it exposes KV. A caller with a tenant reads
+    blocks that are its own. A call returns at most 1 MiB.
 
     Errors:
     * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
-    * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
+    * FAILED_PRECONDITION READ_BLOCKS_DISABLED; BLOCK_NOT_ALLOCATED: a caller with a tenant has not allocated the blocks.
+    * PERMISSION_DENIED NOT_OWNER: a caller with a tenant does not speak for the engine that owns the pool.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
     """
 
@@ -319,12 +321,13 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _pool_pb2.ReadBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pool_pb2.ReadBlocksResponse, _abc.Awaitable[_pool_pb2.ReadBlocksResponse]]:
-        """Returns the bytes of blocks, for debugging. It is off by default, because it exposes a tenant's KV. A call returns
-        at most 1 MiB.
+        """Returns the bytes of blocks, for debugging. It is off by default, because it exposes KV. A caller with a tenant reads
+        blocks that are its own. A call returns at most 1 MiB.
 
         Errors:
         * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
-        * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
+        * FAILED_PRECONDITION READ_BLOCKS_DISABLED; BLOCK_NOT_ALLOCATED: a caller with a tenant has not allocated the blocks.
+        * PERMISSION_DENIED NOT_OWNER: a caller with a tenant does not speak for the engine that owns the pool.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
         """
 

@@ -87,6 +87,12 @@ def test_why_there_is_no_pair_counts_the_tenants_own_engines() -> None:
     assert "engines: 1 healthy; compatible: 1 prefill and 0 decode" in found.reason
 
 
+def test_why_there_is_no_pair_does_not_tell_whether_another_tenant_has_the_model() -> None:
+    made, _ = picker(entry("q", role=P, tenant="b", model_name="theirs"))
+    reasons = [made.pick_pair(PairRequest(tenant="a", model_name=name), 0.0).reason for name in ("theirs", "none")]
+    assert reasons[0].replace("theirs", "none") == reasons[1]
+
+
 def test_a_tenant_gets_its_engines_and_those_of_all() -> None:
     made, _ = picker(entry("p", role=P, tenant="a"), entry("d", role=D))
     assert picked(made, request=PairRequest(tenant="a")) == ("p", "d")

@@ -40,6 +40,18 @@ async def test_an_engine_id_of_another_identity_is_refused_until_an_operator_for
             await at_thief.connect_peer(p.address)
 
 
+async def test_an_operator_with_a_tenant_forgets_no_engine_of_another_tenant(people: People) -> None:
+    people.give(p="peer", d="peer@red", red="operator@red", blue="operator@blue", router="router")
+    async with serving(people, "p") as p, serving(people, "d") as d, people.client(d, "router") as at_d:
+        await at_d.connect_peer(p.address)
+        said = []
+        for name in ("blue", "red"):
+            async with people.channel(p, name) as channel:
+                stub = admin_pb2_grpc.AdminServiceStub(channel)
+                said.append((await stub.ForgetEngine(admin_pb2.ForgetEngineRequest(engine_id="d"))).identity)
+        assert said == ["", spiffe("d")]
+
+
 async def test_the_same_identity_brings_its_engine_id_again(people: People) -> None:
     async with serving(people, "p") as p:
         for _ in range(2):

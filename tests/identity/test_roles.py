@@ -22,7 +22,7 @@ from kvgrpc.service.grpc_status import from_call_status, from_rpc_error
 from kvgrpc.service.identity.gate import Gate, check_local
 from kvgrpc.service.identity.roles import ANYONE, LOCAL, METHODS, WITHIN, Role
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.v1 import calls_pb2, scheduler_pb2
+from kvgrpc.v1 import calls_pb2, lease_pb2, lease_pb2_grpc, scheduler_pb2
 from tests.identity.servers import SMALL, People, serving
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
@@ -195,6 +195,23 @@ async def test_a_lead_that_loses_its_role_is_refused_on_the_stream_that_it_has(p
             people.give(d="viewer")
             p._lead.gate.look()
         assert heard == [Reason.NO_HANDSHAKE, Reason.ROLE_MISSING]
+
+
+async def test_a_caller_that_loses_its_role_renews_nothing_on_the_stream_that_it_has(
+    people: People, server: Server
+) -> None:
+    people.give(viewer="router")
+    server._lead.gate.look()
+    async with people.channel(server, "viewer") as channel:
+        stream: Any = lease_pb2_grpc.LeaseServiceStub(channel).KeepAlive(timeout=60)
+        await stream.write(lease_pb2.KeepAliveRequest(sequence=1))
+        assert (await stream.read()).sequence == 1
+        people.give(viewer="viewer")
+        server._lead.gate.look()
+        await stream.write(lease_pb2.KeepAliveRequest(sequence=2))
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await stream.read()
+        assert from_rpc_error(ended.value).reason is Reason.ROLE_MISSING
 
 
 async def test_leads_with_the_role_of_a_peer_exchange_blocks_for_a_router(people: People) -> None:

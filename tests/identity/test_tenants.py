@@ -17,6 +17,8 @@ from kvgrpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,
+    handshake_pb2,
+    handshake_pb2_grpc,
     lease_pb2,
     lease_pb2_grpc,
     pool_pb2,
@@ -282,6 +284,26 @@ async def test_one_tenant_cannot_use_up_the_places_of_streams_and_waits(people: 
                 pass  # the server has not heard of the cancel yet
 
 
+@pytest.mark.parametrize(("watch", "share"), [("transfers", 5), ("engine", 20)])
+async def test_one_tenant_cannot_use_up_the_watches(people: People, watch: str, share: int) -> None:
+    async with serving(people, "p", limits=Limits(tenant_share=0.02)) as p, AsyncExitStack() as stack:
+
+        async def begun(name: str, count: int) -> int:
+            """Opens watches over a new connection, and returns how many there are."""
+            channel = await stack.enter_async_context(people.channel(p, name))
+            if watch == "transfers":
+                streams = [Stubs(channel).transfers.WatchTransfers(WATCH, timeout=60) for _ in range(count)]
+            else:
+                stub = handshake_pb2_grpc.HandshakeServiceStub(channel)
+                streams = [stub.WatchEngine(handshake_pb2.WatchEngineRequest(), timeout=60) for _ in range(count)]
+            firsts = await asyncio.gather(*(stream.read() for stream in streams), return_exceptions=True)
+            return sum(not isinstance(first, BaseException) for first in firsts)
+
+        opened = [await begun("red", 4) for _ in range(10)]
+        assert (sum(opened), opened[-1]) == (share, 0)
+        assert await begun("blue", 1) == 1
+
+
 async def test_a_push_is_of_the_tenant_that_registered_it(people: People, servers: tuple[Any, Any]) -> None:
     p, d = servers
     async with AsyncExitStack() as stack:
@@ -325,3 +347,14 @@ async def test_what_a_lease_holds_is_found_in_its_tenant_alone(people: People, s
         theirs = await stack.enter_async_context(people.client(d, "blue"))
         with pytest.raises(NotFound):
             await theirs.pull(stolen, TOKENS, blocks=await theirs.allocate(2, ttl_s=60))
+
+
+async def test_a_caller_with_a_tenant_reads_the_bytes_of_its_own_blocks_alone(people: People) -> None:
+    async with (
+        serving(people, "p", read_blocks=True) as p, people.client(p, "red") as red, people.client(p, "blue") as blue,
+        people.client(p, "house") as house,
+    ):  # fmt: skip
+        taken = await red.allocate(1, ttl_s=60)
+        for caller in (red, house):
+            assert len((await caller.read_blocks(taken)).blocks) == 1
+        assert (await refused(lambda: blue.read_blocks(taken)))[1] is Reason.BLOCK_NOT_ALLOCATED

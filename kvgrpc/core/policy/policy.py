@@ -51,6 +51,12 @@ from kvgrpc.core.policy.values import (
 from kvgrpc.errors import AlreadyExists, NextStep, Reason, full, invalid
 
 
+def name_taken(request_id: str) -> AlreadyExists:
+    """Returns the refusal of a request whose id another one has."""
+    what = f"another request is called {request_id!r}, until it has left and its blocks are back"
+    return AlreadyExists(Reason.TRANSFER_EXISTS, f"{what}: name this one otherwise")
+
+
 class Policy:
     """The policy of one engine's scheduler."""
 
@@ -95,8 +101,7 @@ class Policy:
         if known is None and len(self._requests) >= self.rules.requests_max:
             raise full(f"{len(self._requests)} requests are known", self.rules.requests_max)
         if known is not None and known.arrival != arrival:
-            what = f"another request is called {arrival.request_id!r}, until it has left and its blocks are back"
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{what}: name this one otherwise")
+            raise name_taken(arrival.request_id)
         prompt = arrival.prompt_tokens
         if prefills(arrival) and not arrival.needs_all_outputs:
             prompt = without_backoff(self.rules, prompt)

@@ -111,12 +111,15 @@ class Ledger:
         if (all_of_them := self.by_share[share]) + nbytes > most:
             raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, most)
 
-    def check_rows(self, kind: RowKind, payer: str, most: int) -> None:
-        """Raises Exhausted (LIMIT_EXCEEDED) when the tenant of a payer has its share of `most` rows of that kind."""
+    def check_rows(self, kind: RowKind, payer: str, most: int, count: int = 1) -> None:
+        """Raises Exhausted (LIMIT_EXCEEDED) when `count` more rows of that kind are more than the share of `most` rows
+        that the payer's tenant has.
+        """
         if not (tenant := tenant_of(payer)):
             return
-        if self.rows_of_tenant.get((kind, tenant), 0) >= (of_tenant := self.limits.of_tenant(most)):
-            text = f"this tenant has {of_tenant} {kind.value}s here, which is its share of {most}: let some end"
+        theirs = self.rows_of_tenant.get((kind, tenant), 0)
+        if theirs + count > (of_tenant := self.limits.of_tenant(most)):
+            text = f"this tenant has {theirs} {kind.value}s here; its share of {most} is {of_tenant}: let some end"
             raise full(text, of_tenant)
 
     def keep(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:

@@ -34,15 +34,18 @@ class Waits:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def check_room(self, count: int = 1) -> None:
-        """Raises Exhausted (QUEUE_FULL) when there is no room for `count` more calls."""
+    def check_room(self, payer: str, count: int = 1) -> None:
+        """Raises Exhausted when there is no room for `count` more calls: QUEUE_FULL, or LIMIT_EXCEEDED for a tenant
+        that would have more than its share.
+        """
         if len(self._rows) + count > self._most:
             text = f"{self._most} calls wait for tensors here"
             raise full(text, self._most, RETRY_DELAY_S, Reason.QUEUE_FULL)
+        self._ledger.check_rows(RowKind.TENSOR_WAIT, payer, self._most, count)
 
     def add(self, wait: TensorWait) -> None:
-        """Adds a call. Raises Exhausted (QUEUE_FULL, or LIMIT_EXCEEDED for its payer's kept bytes)."""
-        self.check_room()
+        """Adds a call. Raises Exhausted (QUEUE_FULL, or LIMIT_EXCEEDED for its payer's kept bytes or tenant)."""
+        self.check_room(wait.payer)
         self._ledger.enter(RowKind.TENSOR_WAIT, wait.number, wait.payer, WAIT_BYTES)
         self._rows[wait.number] = wait
         self._of.setdefault(wait.id.key, {}).setdefault(wait.id, {})[wait.number] = wait

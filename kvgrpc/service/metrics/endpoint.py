@@ -251,7 +251,12 @@ class _ScrapeServer(ThreadingHTTPServer):
         try:
             request.settimeout(REQUEST_S)
             if self._tls is not None:
-                request = scraper.socket = _context(self._tls).wrap_socket(request, server_side=True)
+                context = _context(self._tls)
+                with self._lock:  # so that `end` finds the new socket: its caller may draw out the handshake
+                    request = scraper.socket = context.wrap_socket(
+                        request, server_side=True, do_handshake_on_connect=False
+                    )
+                request.do_handshake()
             super().process_request_thread(request, client_address)
         except OSError:
             self.shutdown_request(request)

@@ -172,7 +172,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ForgetEngine(self, request: admin_pb2.ForgetEngineRequest, trace: str) -> admin_pb2.ForgetEngineResponse:
         if not request.engine_id:
             raise invalid("engine_id", "is required")
-        identity = self._lead.engine_ids.forget(request.engine_id)
+        ids = self._lead.engine_ids
+        identity = ids.forget(request.engine_id) if sees(ids.tenant(request.engine_id)) else ""
         self._lead.audit.heard("ForgetEngine", request, PRINCIPAL.get(), CONNECTION.get())
         return admin_pb2.ForgetEngineResponse(header=self._lead.header(), identity=identity)
 

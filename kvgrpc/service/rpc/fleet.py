@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import TypeVar
 
 from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import invalid, note
 from kvgrpc.fleet.directory import EngineState
 from kvgrpc.fleet.history import EngineRow, Shows
@@ -41,9 +42,10 @@ _STATES = {
 class FleetService(fleet_pb2_grpc.FleetServiceServicer):
     """Converts a request, asks the reader of the registry, and converts what it knows."""
 
-    def __init__(self, lead: Answerer, reader: FleetReader) -> None:
+    def __init__(self, lead: Answerer, reader: FleetReader, limits: Limits) -> None:
         self._lead, self._reader = lead, reader
-        self._places = Places("watches of the fleet", FLEET_WATCHES_OF_CONNECTION_MAX, FLEET_WATCHES_MAX, 1.0, own=0)
+        each, most = FLEET_WATCHES_OF_CONNECTION_MAX, FLEET_WATCHES_MAX
+        self._places = Places("watches of the fleet", each, most, 1.0, own=1, of_tenant=limits.of_tenant(most))
 
     @unary
     async def ListEngines(self, request: fleet_pb2.ListEnginesRequest, trace: str) -> fleet_pb2.ListEnginesResponse:

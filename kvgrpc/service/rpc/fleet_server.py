@@ -70,7 +70,7 @@ class FleetServer:
         own = Registrar(table, self._host, standing, calls, most)
         ours = cast(grpc.aio.Server, own)
         others = cast(grpc.aio.Server, Registrar(table, self._host, standing, calls, most, ours=False))
-        fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(self._host, self._reader), ours)
+        fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(self._host, self._reader, limits), ours)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         if config.fleet.http:
             _serve_envoy(own, self._reader, config)

@@ -117,6 +117,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         """Answers one message of a stream, and counts it as the call that it stands for."""
         began, code = time.perf_counter(), OK
         try:
+            self._lead.gate.check_within(RENEWAL)
             return await reply_to(KEEP_ALIVE, self._lead, row, trace)
         except KVGrpcError as error:
             code = error.code

@@ -6,6 +6,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.layout import PoolKind, Region
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import PreconditionFailed, Reason, invalid, too_many
+from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.identity.tenants import sees
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import ALLOCATE_BLOCKS, FREE_BLOCKS, RECLAIM_BLOCKS, reply_to
@@ -114,6 +115,8 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         if request.rank >= state.life.engine.world_size:
             raise invalid("rank", f"the engine has {state.life.engine.world_size} ranks")
         lists = state.pool.resolve(lists_of("blocks", request.blocks, lead.block_limit), "blocks")
+        if tenant_of(PRINCIPAL.get()):
+            state.pool.check_owned(lists, "", PRINCIPAL.get())
         wanted = [(group, ids, self._regions(request, group)) for group, ids in enumerate(lists) if len(ids)]
         total = sum(sum(r.block_bytes for r in regions) * len(ids) for _, ids, regions in wanted)
         if total > READ_BYTES_MAX:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from kvgrpc.core.policy.policy import name_taken
 from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.service import telemetry
@@ -22,7 +23,7 @@ from kvgrpc.service.scheduler.lead_scheduler import LeadScheduler
 from kvgrpc.service.session.session_calls import refusal
 from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from kvgrpc.wire import answers, scheduler as wire
-from kvgrpc.wire.bounds import check_count
+from kvgrpc.wire.bounds import TEXT_BYTES_MAX, check_count
 from kvgrpc.wire.fields import Budget
 from kvgrpc.wire.requests import block_counts
 from kvgrpc.wire.values import grant, lists_of, seconds
@@ -32,6 +33,9 @@ STEP_CALLS_MAX = 1_024
 """Maximum number of calls in a step: the answer to a step is one message."""
 TURN_S = 0.02
 """Time to handle a step's calls before others have their turn, in seconds: far longer than a scheduler's step takes."""
+
+NO_REQUEST = "-" * (TEXT_BYTES_MAX + 1)
+"""Request id that no request has: it is too long for one."""
 
 _Request = TypeVar("_Request", bound=Message)
 _Reply = TypeVar("_Reply", bound=Message)
@@ -152,11 +156,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         lead, news = self._lead, self._scheduler.news
         self._check_caller()
         lead.runner.node.state.life.check(request.incarnation)
-        news.acknowledge(request.after_seq)
+        news.acknowledge(PRINCIPAL.get(), request.after_seq)
         self._scheduler.hear()
-        await news.wait(min(seconds(request, "wait") or 0.0, lead.config.limits.wait_s))
+        await news.wait(PRINCIPAL.get(), min(seconds(request, "wait") or 0.0, lead.config.limits.wait_s))
         reply = scheduler_pb2.PollSchedulerNewsResponse(header=lead.header())
-        wire.put_news(news.unread(), reply, lead.runner.node.state.life.incarnation)
+        wire.put_news(news.unread(PRINCIPAL.get()), reply, lead.runner.node.state.life.incarnation)
         return reply
 
     @streaming
@@ -175,7 +179,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         check_count("calls", len(request.calls), STEP_CALLS_MAX)
         self._lead.runner.node.state.life.check(request.incarnation)
         news = self._scheduler.news
-        news.acknowledge(request.after_seq)
+        news.acknowledge(PRINCIPAL.get(), request.after_seq)
         self._scheduler.hear()
         reply, budget, began = scheduler_pb2.ScheduleResponse(), Budget(), time.monotonic()
         for call in request.calls:
@@ -183,7 +187,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if time.monotonic() - began > TURN_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-        wire.put_news(news.unread(), reply, self._lead.runner.node.state.life.incarnation)
+        wire.put_news(news.unread(PRINCIPAL.get()), reply, self._lead.runner.node.state.life.incarnation)
         reply.header.CopyFrom(self._lead.header())
         return reply
 
@@ -224,8 +228,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _own(
         self, hook: Callable[["SchedulerService", _Request, str], _Reply], request: _Request, trace: str
     ) -> _Reply:
-        """Answers a call about the caller's own request. Raises PermissionDenied (NOT_OWNER) for another one."""
-        self._scheduler.check_owner(getattr(request, "request_id", ""))
+        """Answers a call about the caller's own request, and one about another tenant's as about an unknown one. Raises
+        PermissionDenied (NOT_OWNER) for any other request, and AlreadyExists for a new one of another tenant's name.
+        """
+        named = getattr(request, "request_id", "")
+        if self._scheduler.is_foreign(named):
+            if isinstance(request, scheduler_pb2.RequestArrivedRequest):
+                raise name_taken(named)
+            unknown = type(request)()
+            unknown.CopyFrom(request)
+            unknown.request_id = NO_REQUEST  # type: ignore[attr-defined]
+            request = unknown
         return hook(self, request, trace)
 
     def _table(

@@ -252,7 +252,7 @@ def _server(shared: _Shared, limits: Limits, *, admin: bool) -> grpc.aio.Server:
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead, calls), ours)
     rank_pb2_grpc.add_RankServiceServicer_to_server(RankService(lead, shared.sessions), ours)
     calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, most), ours)
-    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(lead, shared.reader), ours)
+    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(lead, shared.reader, limits), ours)
     health_pb2_grpc.add_HealthServicer_to_server(shared.health.servicer, others)
     if admin:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)

@@ -42,7 +42,7 @@ from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, Thing, ThingKind, Verb, may
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, Thing, ThingKind, Verb, may, tenant_of, within
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import KVGrpcError, NextStep, PermissionDenied, Reason, full
 from kvgrpc.service.callers import PRINCIPAL, payer
@@ -96,7 +96,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
         self._alarm = Alarm(self._end_silent)
         self._renewing, self._renewals = False, Alarm(self._renew_again)
         self.news = NewsLog(self._keep_news)
-        super().__init__(self._rules(), self.news.add)
+        super().__init__(self._rules(), self._add_news)
         lead.runner.on_life.append(self._begin_anew)
 
     # -- hooks: see PolicyDriver
@@ -170,11 +170,14 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
         )
         return answer
 
-    def check_owner(self, request_id: str) -> None:
-        """Raises PermissionDenied (NOT_OWNER) for a request that another caller brought."""
-        request = self._known.get(request_id)
-        if request is not None and not may(PRINCIPAL.get(), Verb.SCHEDULE, Thing(ThingKind.REQUEST, request.principal)):
+    def is_foreign(self, request_id: str) -> bool:
+        """Returns whether a request is another tenant's. Raises PermissionDenied (NOT_OWNER) for another stranger's."""
+        caller, request = PRINCIPAL.get(), self._known.get(request_id)
+        if request is None or may(caller, Verb.SCHEDULE, Thing(ThingKind.REQUEST, request.principal)):
+            return False
+        if within(caller, tenant_of(request.principal)):
             raise PermissionDenied(Reason.NOT_OWNER, "another caller schedules the request of that name")
+        return True
 
     # -- checks of a request before it is known
 
@@ -191,14 +194,18 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
     def _check_news(self) -> None:
         self._ledger.check(payer(), 0)
-        if len(self.news) >= NEWS_MAX:
-            raise full(f"{len(self.news)} news were not read: say up to which number you have them", NEWS_MAX)
+        if (unread := self.news.count(PRINCIPAL.get())) >= NEWS_MAX:
+            raise full(f"{unread} news were not read: say up to which number you have them", NEWS_MAX)
 
     # -- kept bytes
 
     @property
     def _ledger(self) -> Ledger:
         return self._lead.runner.node.state.ledger
+
+    def _add_news(self, news: News) -> None:
+        request = self._known.get(news.request_id)
+        self.news.add(request.principal if request else PRINCIPAL.get(), news)
 
     def _keep_news(self, seq: int, news: News | None) -> None:
         """Keeps news until they are read; `news` is None when they were."""

@@ -11,59 +11,70 @@ NEWS_MAX = 65_536
 
 
 class NewsLog:
-    """The news of one life of the engine; `begin` starts the next life."""
+    """The news of one life of the engine, for each owner of requests; `begin` starts the next life. All numbers are of
+    one row, so an owner's news have gaps.
+    """
 
     def __init__(self, kept: Callable[[int, News | None], None] = lambda *_: None) -> None:
         """`kept` gets each news with its number, and None when the news is dropped."""
         self._kept = kept
-        self._rows: dict[int, News] = {}
+        self._rows: dict[str, dict[int, News]] = {}
+        """Unread news by their owners; no owner has none."""
         self._last = 0
-        self._provisional: dict[str, int] = {}
-        """The number of each request's news about layers: the next one replaces it."""
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._provisional: dict[tuple[str, str], int] = {}
+        """The number of the news about layers, by owner and request: the next one replaces it."""
+        self._waiting: dict[asyncio.Future[None], str] = {}
+        """Owners of the calls that wait."""
         self._life = 0
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def count(self, owner: str) -> int:
+        """Returns how many news of that owner are unread."""
+        return len(self._rows.get(owner, ()))
 
-    def add(self, news: News) -> None:
+    def add(self, owner: str, news: News) -> None:
         self._last += 1
-        self._rows[self._last] = news
+        rows = self._rows.setdefault(owner, {})
+        rows[self._last] = news
         self._kept(self._last, news)
         if isinstance(news, Provisional):
-            before = self._provisional.get(news.request_id, 0)
-            self._rows.pop(before, None)
+            before = self._provisional.get((owner, news.request_id), 0)
+            rows.pop(before, None)
             self._kept(before, None)
-            self._provisional[news.request_id] = self._last
-        self._wake_all()
+            self._provisional[owner, news.request_id] = self._last
+        for future, waits in self._waiting.items():
+            if waits == owner:
+                _wake(future)
 
-    def acknowledge(self, seq: int) -> None:
-        """Drops all news up to that number. Raises InvalidRequest for a number that was not given yet."""
+    def acknowledge(self, owner: str, seq: int) -> None:
+        """Drops the owner's news up to that number. Raises InvalidRequest for a number that was not given yet."""
         if seq > self._last:
             raise invalid("after_seq", f"is past the last news, which has number {self._last}")
-        while self._rows and (first := next(iter(self._rows))) <= seq:
-            news = self._rows.pop(first)
+        rows = self._rows.get(owner, {})
+        while rows and (first := next(iter(rows))) <= seq:
+            news = rows.pop(first)
             self._kept(first, None)
-            if self._provisional.get(news.request_id) == first:
-                del self._provisional[news.request_id]
+            if self._provisional.get((owner, news.request_id)) == first:
+                del self._provisional[owner, news.request_id]
+        if not rows:
+            self._rows.pop(owner, None)
 
-    def unread(self) -> Iterator[tuple[int, News]]:
-        """Returns the unread news with their numbers, oldest first."""
-        return iter(self._rows.items())
+    def unread(self, owner: str) -> Iterator[tuple[int, News]]:
+        """Returns the owner's unread news with their numbers, oldest first."""
+        return iter(self._rows.get(owner, {}).items())
 
-    async def wait(self, timeout_s: float) -> None:
-        """Returns when there are news, or the time is over. Raises Aborted when the life is over."""
-        if self._rows or timeout_s <= 0:
+    async def wait(self, owner: str, timeout_s: float) -> None:
+        """Returns when the owner has news, or the time is over. Raises Aborted when the life is over."""
+        if owner in self._rows or timeout_s <= 0:
             return
         loop, life = asyncio.get_running_loop(), self._life
         future: asyncio.Future[None] = loop.create_future()
-        self._waiting.add(future)
+        self._waiting[future] = owner
         timer = loop.call_later(timeout_s, _wake, future)
         try:
             await future
         finally:
             timer.cancel()
-            self._waiting.discard(future)
+            del self._waiting[future]
         if self._life != life:
             raise Aborted(Reason.INCARNATION_CHANGED, "the life of the engine that was waited for is over: start over")
 
@@ -73,9 +84,6 @@ class NewsLog:
         self._provisional.clear()
         self._last = 0
         self._life += 1
-        self._wake_all()
-
-    def _wake_all(self) -> None:
         for future in self._waiting:
             _wake(future)
 

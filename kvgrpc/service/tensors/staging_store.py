@@ -193,7 +193,7 @@ class StagingStore:
                 f"{pages} pages are taken here, and {claims.token_count} at the source: the stores have pages of "
                 "different sizes, or the grant is of other tensors",
             )
-        store.table.waits.check_room(len(put.tensors))
+        store.table.waits.check_room(payer(), len(put.tensors))
         ttl_s = put.ttl_s or self.lead.config.limits.registration_timeout_s
         try:
             tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.time(), payer(), tenant)

@@ -90,12 +90,12 @@ class Store:
 
     def ask(
         self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: ExpectedTensor = ANY, wait_s: float = 10.0,
-        *, fetches: bool = False, caller: str = ANONYMOUS, tenant: str = "",
+        *, fetches: bool = False, caller: str = ANONYMOUS, tenant: str = "", payer: str = "",
     ) -> int:  # fmt: skip
         """Makes a call that waits, and returns its number."""
         self.waits += 1
         until = self.now + wait_s
-        wait = TensorWait(self.waits, named(name), purpose, until, expected, fetches, caller, tenant=tenant)
+        wait = TensorWait(self.waits, named(name), purpose, until, expected, fetches, caller, payer, tenant)
         self.table.ask(wait, self.now)
         self.take()
         return self.waits

@@ -7,7 +7,7 @@ import pytest
 from kvgrpc.core.tables.timers import STALE_MIN
 from kvgrpc.core.tensors.descriptions import ExpectedTensor, NamedTensor
 from kvgrpc.core.tensors.rows import Purpose, TensorStage
-from kvgrpc.core.values.owners import ENGINE, SCHEDULER
+from kvgrpc.core.values.owners import ENGINE, SCHEDULER, of_tenant
 from kvgrpc.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -188,6 +188,19 @@ def test_more_waits_than_may_be_are_refused_with_a_delay() -> None:
     with pytest.raises(Exhausted) as raised:
         made.ask("b")
     assert (raised.value.reason, bool(raised.value.retry_delay_s)) == (Reason.QUEUE_FULL, True)
+
+
+def test_one_tenant_has_its_share_of_the_waits_and_no_more() -> None:
+    made = store(waits=4)
+    red, blue = of_tenant("red", "one"), of_tenant("blue", "one")
+    made.ask("a", payer=red)
+    with pytest.raises(Exhausted, match="share of 4 is 2"):
+        made.table.waits.check_room(red, 2)
+    made.ask("b", payer=red)
+    with pytest.raises(Exhausted) as raised:
+        made.ask("c", payer=red)
+    assert raised.value.reason is Reason.LIMIT_EXCEEDED
+    made.ask("c", payer=blue)
 
 
 def test_a_wait_ends_with_its_deadline_and_not_before() -> None:

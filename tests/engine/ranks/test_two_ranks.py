@@ -1,8 +1,11 @@
 """Two ranks on each side, each a process with its own memory: pushes, layers, and workers that die during a move."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
+import grpc
 import pytest
 
 from kvgrpc.engine import Failed, LayersReceived, Received
@@ -148,3 +151,26 @@ def test_a_source_whose_worker_dies_within_a_move_fails_its_destination(sides: A
     assert kinds(events).count("BlocksReturned") == 1
     wait_until(destination.lead.at_rest, what=destination.lead.status)
     wait_until(source.lead.at_rest, what=source.lead.status)
+
+
+def test_a_release_of_quarantine_whose_caller_hangs_up_is_in_the_audit(sides: Attach, kill: Kill) -> None:
+    (way,) = (way for way in WAYS if way.source_writes)
+    source, destination, _, taken = begin_slow(sides, way)
+    admin, stopped = destination.lead.api.admin, destination.workers[0].pid
+    kill(source, 1)
+    lead_died(source)
+    destination.poll_until(lambda found: any(isinstance(event, Failed) for event in found))
+    os.kill(stopped, signal.SIGSTOP)  # the re-key waits for its rank
+    try:
+        with pytest.raises(grpc.RpcError) as given_up:
+            admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest(message="it hangs"), timeout=0.5)
+        assert given_up.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    asked = admin_pb2.ListAuditRecordsRequest()
+    wait_until(lambda: [row.message for row in admin.ListAuditRecords(asked).records][:1] == ["it hangs"])
+    kill(source, 0)
+    admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+    destination.poll_until(lambda _: taken.over)
+    for side in (destination, source):
+        wait_until(side.lead.at_rest, what=side.lead.status)

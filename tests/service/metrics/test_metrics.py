@@ -257,7 +257,9 @@ async def test_a_stalled_event_loop_is_not_alive_until_it_goes_on(monkeypatch: p
 
 
 @asynccontextmanager
-async def silent(server: Server, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
+async def silent(
+    server: Server, count: int, begins: bytes = b"GET /metrics"
+) -> AsyncIterator[list[asyncio.StreamReader]]:
     """Opens connections that send half a request, and yields what they hear."""
     host, _, port = server.metrics_address.rpartition(":")
     async with AsyncExitStack() as stack:
@@ -265,7 +267,7 @@ async def silent(server: Server, count: int) -> AsyncIterator[list[asyncio.Strea
         for _ in range(count):
             reader, writer = await asyncio.open_connection(host, int(port))
             stack.callback(writer.close)
-            writer.write(b"GET /metrics")
+            writer.write(begins)
             readers.append(reader)
         yield readers
 
@@ -280,6 +282,20 @@ async def test_a_connection_takes_the_place_of_one_that_sends_nothing() -> None:
         ended = [await asyncio.wait_for(reader.read(), 20) for reader in readers[:8]]
         assert ended == [b""] * 8
         # A thread ends a moment after its connection.
+        await asyncio.to_thread(wait_until, lambda: len(request_threads()) <= CONNECTIONS_MAX)
+
+
+async def test_a_connection_takes_the_place_of_one_that_does_not_end_its_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_S", 3_600.0)
+    tls, record = TlsConfig(dir=str(People(tmp_path).files("P").cert.parent)), b"\x16\x03\x01"
+    async with (
+        serving("P", advertise="localhost:0", tls=tls) as server,
+        silent(server, CONNECTIONS_MAX + 8, record) as readers,
+    ):
+        ended = [await asyncio.wait_for(reader.read(), 20) for reader in readers[:8]]
+        assert ended == [b""] * 8
         await asyncio.to_thread(wait_until, lambda: len(request_threads()) <= CONNECTIONS_MAX)
 
 
