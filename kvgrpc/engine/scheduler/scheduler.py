@@ -39,6 +39,7 @@ from kvgrpc.core.policy.values import (
     Table,
 )
 from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.ids import request_label
 from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.scheduler.request import ScheduledRequest
@@ -158,9 +159,8 @@ class Scheduler(PolicyDriver[ScheduledRequest, _EngineRequest, Handle]):
         `Engine.reclaim` raises. The next `step` tells SendEnded of the requests whose blocks are the scheduler's again.
         A preemption is worse: for the hand-overs that are lost here nobody waits, or only younger requests do.
         """
-        return self.engine.reclaim(
-            count, group, request_time_us=request_time_us, request_id=request_id, timeout_s=timeout_s
-        )
+        label = request_label(request_id)
+        return self.engine.reclaim(count, group, request_time_us=request_time_us, request_id=label, timeout_s=timeout_s)
 
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
