@@ -10,6 +10,7 @@ import numpy as np
 
 from kvgrpc.core.values.block_ids import FEW_IDS
 from kvgrpc.core.values.endpoints import SPANS_MAX
+from kvgrpc.core.values.ids import LABEL_BYTES_MAX
 from kvgrpc.errors import invalid, too_many
 from kvgrpc.v1 import common_pb2
 
@@ -55,7 +56,7 @@ NAMES_MAX = 64
 """Maximum length of short lists of names, such as features, or states to filter by."""
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Maximum bytes of a message within another one, whose own bounds are checked when it is read."""
-TEXT_BYTES_MAX = 256
+TEXT_BYTES_MAX = LABEL_BYTES_MAX
 """Maximum bytes of labels such as request ids, which the server stores."""
 SALT_BYTES_MAX = 4_096
 """Maximum bytes of texts that are hashed and not kept."""

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,24 @@ def test_a_tensor_is_copied_when_what_computes_it_is_done_and_before_it_is_said_
         pending.result(60.0)
         with d.get(key, "a", dtype="float32", shape=(1024, 4096)) as got:
             assert torch.equal(got.torch(), expected.cpu())
+
+
+def test_memory_of_a_loaded_tensor_is_not_reused_before_the_stream_that_computes_has_read_it() -> None:
+    pytest.importorskip("vllm")
+    from kvgrpc.integrations.vllm.tensors.stacks import Stack
+
+    cuda: Any = torch.cuda  # untyped in part
+    cache = torch.zeros(8, 1 << 20, dtype=torch.uint8, device="cuda:0")
+    made = torch.ones(1, 2, 1 << 20, dtype=torch.uint8, device="cuda:0")
+    at, shape, computes = made.data_ptr(), made.shape, cuda.Stream()
+    cuda.synchronize()
+    with cuda.stream(computes):
+        Stack(0, ("0",)).scatter({"0": cache}, [3, 5], made[:, :])
+        cuda._sleep(1 << 30)  # stands for copies that are still queued
+    del made
+    assert torch.empty(shape, dtype=torch.uint8, device="cuda:0").data_ptr() != at
+    computes.synchronize()
+    assert torch.all(cache[[3, 5]] == 1)
 
 
 @pytest.mark.parametrize("put", [True, False], ids=["put", "fetched"])

@@ -20,6 +20,10 @@ PROOFS_MAX = 4
 """Maximum number of proofs of one life in a handshake."""
 INCARNATION_MAX = 2**53 - 1
 """Largest incarnation. Every language can hold it, also one whose only number is a double."""
+LABEL_BYTES_MAX = 256
+"""Maximum bytes of a label such as a request id, which other engines store."""
+_LABEL_DIGITS = 32
+"""Hex digits of the digest that ends a cut label."""
 _KEYS_KEPT = 256
 """Number of cached peer keys, since every step of a call needs one. An engine id is a short text."""
 
@@ -60,6 +64,17 @@ def next_access_ids(secret: bytes, access_id: bytes) -> tuple[bytes, bytes]:
 def peer_key(engine_id: str, incarnation: int) -> str:
     """Returns a key of one life of one engine, for ranks and logs."""
     return f"{engine_id}@{format_incarnation(incarnation)}"
+
+
+def request_label(request_id: str) -> str:
+    """Returns the label of a request's transfers: its id, of which a long one is cut and ends in a digest of the whole.
+    Clients choose ids, and engines do not bound them.
+    """
+    text = request_id.encode(errors="replace")
+    if len(text) <= LABEL_BYTES_MAX:
+        return text.decode()
+    digest = hashlib.sha256(text).hexdigest()[:_LABEL_DIGITS]
+    return f"{text[: LABEL_BYTES_MAX - _LABEL_DIGITS - 1].decode(errors='ignore')}-{digest}"
 
 
 def check_transfer_key(key: bytes, field: str = "transfer_key") -> None:

@@ -16,6 +16,7 @@ destination's lead, and is answered with the token that the destination gave the
 import contextlib
 import fcntl
 import hmac
+import math
 import mmap
 import os
 import re
@@ -51,6 +52,7 @@ SLOTS = 4
 WINDOW_BYTES = SLOTS * SLOT_BYTES
 _NOTICE = struct.Struct("=QQ")
 """Number of the send, and bytes of the message."""
+_DESCRIPTOR = struct.Struct("=i")
 _BACKLOG = 16
 TOKEN_BYTES = 32
 _TOKEN, _LISTENS_AT = "token", "socket"
@@ -256,7 +258,7 @@ class WindowGroup:
             if not is_own_user(credentials(connection)[1]):
                 raise DataPathUnavailable("the other rank is of another user")
             connection.send(peers.token)
-            said, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
+            said, descriptors = _received_with_descriptors(connection)
             try:
                 if not hmac.compare_digest(said, token) or len(descriptors) != 1:
                     raise DataPathFailed("who listens for this rank is not the peer's")
@@ -282,13 +284,17 @@ def _admitted(listeners: Sequence[socket.socket], token: bytes, until: float) ->
     """Returns the peer's connection. Every process of the host sees the socket's name, so others are sent away until
     the peer comes. Raises DataPathFailed if it does not come.
     """
+    waits, by_number = select.poll(), {listener.fileno(): listener for listener in listeners}
+    for number in by_number:
+        waits.register(number, select.POLLIN)
     try:
         while (left_s := until - time.monotonic()) > 0:
-            ready, _, _ = select.select(listeners, (), (), left_s)
+            ready = waits.poll(math.ceil(left_s * 1000))
             if not ready:
                 break
-            ready[0].settimeout(left_s)
-            connection, _ = ready[0].accept()
+            listener = by_number[ready[0][0]]
+            listener.settimeout(left_s)
+            connection, _ = listener.accept()
             connection.settimeout(left_s)
             if is_own_user(credentials(connection)[1]) and hmac.compare_digest(_received(connection), token):
                 connection.settimeout(PROOF_S)
@@ -305,6 +311,15 @@ def _received(connection: socket.socket) -> bytes:
         return connection.recv(TOKEN_BYTES + 1)
     except OSError:
         return b""
+
+
+def _received_with_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Returns what the source states, and at most one descriptor, which no child inherits: socket.recv_fds ignores its
+    flags.
+    """
+    room = socket.CMSG_LEN(_DESCRIPTOR.size)
+    said, rights, _, _ = connection.recvmsg(TOKEN_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
+    return said, [number for _, _, data in rights for (number,) in _DESCRIPTOR.iter_unpack(data)]
 
 
 def _map_window(descriptor: int) -> mmap.mmap:

@@ -8,6 +8,7 @@ import numpy as np
 from kvgrpc.core.policy.spec import Offer, RequestSpec, Source
 from kvgrpc.core.values.content import Item
 from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.ids import request_label
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.engine.transfers.handles import Content, content
 
@@ -53,4 +54,4 @@ class ScheduledRequest(RequestSpec[Sequence[int]]):
     @property
     def labels(self) -> dict[str, Any]:
         """Request id and trace context of its transfers."""
-        return {"request_id": self.label or self.request_id, "traceparent": self.traceparent}
+        return {"request_id": request_label(self.label or self.request_id), "traceparent": self.traceparent}

@@ -39,6 +39,8 @@ from kvgrpc.core.policy.values import (
     Table,
 )
 from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.ids import request_label
+from kvgrpc.core.values.limits import granted_firm_ttl, granted_ttl
 from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.scheduler.request import ScheduledRequest
@@ -46,6 +48,7 @@ from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, Layers
 from kvgrpc.engine.transfers.handles import Handle, HandOver, Pull, content
 from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
+from kvgrpc.wire.requests import consumers
 
 TAKEN_BACK_S = 5.0
 """Default time that a preemption waits for blocks that cannot be taken back at once, in seconds. A lead answers in a
@@ -158,9 +161,8 @@ class Scheduler(PolicyDriver[ScheduledRequest, _EngineRequest, Handle]):
         `Engine.reclaim` raises. The next `step` tells SendEnded of the requests whose blocks are the scheduler's again.
         A preemption is worse: for the hand-overs that are lost here nobody waits, or only younger requests do.
         """
-        return self.engine.reclaim(
-            count, group, request_time_us=request_time_us, request_id=request_id, timeout_s=timeout_s
-        )
+        label = request_label(request_id)
+        return self.engine.reclaim(count, group, request_time_us=request_time_us, request_id=label, timeout_s=timeout_s)
 
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
@@ -202,7 +204,12 @@ class Scheduler(PolicyDriver[ScheduledRequest, _EngineRequest, Handle]):
 
     # -- what is asked for
 
-    def _let_in(self, spec: ScheduledRequest, _: Arrival) -> _EngineRequest:
+    def _let_in(self, spec: ScheduledRequest, arrival: Arrival) -> _EngineRequest:
+        """Raises InvalidRequest for what a hand-over would be refused for, when a destination may wait for it."""
+        if arrival.give is not None:
+            granted_ttl(spec.ttl_s, self.engine.limits)
+            granted_firm_ttl(spec.kept_s, self.engine.limits)
+            consumers(spec.consumers)
         return _EngineRequest(spec)
 
     def _begin(self, request: _EngineRequest, task: Begin) -> Handle:

@@ -10,22 +10,24 @@ queue, which then gets the blocks in its name: nobody behind the first request g
 wait for each other's blocks give way to the oldest request of all, wherever it stands.
 """
 
+import logging
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.values.layout import GroupKind
-from kvgrpc.errors import DeadlineExceeded, Unavailable
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable
 from kvgrpc.integrations.vllm.prompts import arrived_us
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
+    from kvgrpc.core.actions import Reclaimed
     from kvgrpc.core.values.layout import Group
     from kvgrpc.engine.scheduler import Scheduler
 
+_log = logging.getLogger(__name__)
 AGAIN_S = 0.005
 """Minimum delay after an answer that nothing can be taken back, in seconds; longer if the lead said so."""
 LONGEST_S = 0.1
@@ -50,6 +52,8 @@ class Pressure:
         """Begin of each request that has not left, in microseconds since the Unix epoch."""
         self._waiting: set[str] = set()
         """Requests of `_began` that have no blocks."""
+        self._refused = False
+        """True if the log says already that the lead refused."""
 
     def arrived(self, request: "Request") -> None:
         self._began[request.request_id] = arrived_us(request)
@@ -85,15 +89,24 @@ class Pressure:
             return
         grows = self._of_next_step(output) > free
         request_id, began_us = self._oldest(output.num_scheduled_tokens if grows else ())
-        soon_s = LONGEST_S
-        with suppress(Unavailable, DeadlineExceeded):  # a lead that died, or hangs, takes nothing back
-            found = self._scheduler.blocks_needed(
-                min(lacking, pool.num_gpu_blocks), request_time_us=began_us, request_id=request_id, timeout_s=ANSWER_S
+        found = self._taken_back(min(lacking, pool.num_gpu_blocks), request_id, began_us)
+        if found is None or not found.enough:
+            soon_s = found.later[0].in_s if found is not None and found.later else LONGEST_S
+            self._ask_at = now + min(max(soon_s, AGAIN_S), LONGEST_S)
+
+    def _taken_back(self, count: int, request_id: str, began_us: int) -> "Reclaimed | None":
+        """Takes `count` blocks back for a request. Returns None if its lead died, hangs or refuses."""
+        try:
+            return self._scheduler.blocks_needed(
+                count, request_time_us=began_us, request_id=request_id, timeout_s=ANSWER_S
             )
-            if found.enough:
-                return
-            soon_s = found.later[0].in_s if found.later else LONGEST_S
-        self._ask_at = now + min(max(soon_s, AGAIN_S), LONGEST_S)
+        except (Unavailable, DeadlineExceeded):
+            pass
+        except KVGrpcError as error:
+            if not self._refused:
+                self._refused = True
+                _log.error("the lead takes no blocks back: %s", error)
+        return None
 
     def _oldest(self, computing: Collection[str]) -> tuple[str, int]:
         """Returns the oldest request that waits for blocks or is `computing`, and its begin; ("", 0): none."""

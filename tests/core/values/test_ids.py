@@ -2,7 +2,7 @@
 
 import re
 
-from kvgrpc.core.values.ids import format_incarnation, mint_id, mint_lease_id, peer_key
+from kvgrpc.core.values.ids import LABEL_BYTES_MAX, format_incarnation, mint_id, mint_lease_id, peer_key, request_label
 
 
 def test_an_incarnation_is_written_in_16_hex_digits() -> None:
@@ -37,3 +37,14 @@ def test_a_lease_id_depends_on_the_secret_the_minter_and_the_number() -> None:
 
 def test_no_two_lives_have_one_key_whatever_the_engine_is_called() -> None:
     assert peer_key("p@" + "0" * 16, 1) != peer_key("p", 0)
+
+
+def test_a_label_is_the_id_or_fits_and_differs_from_those_of_other_ids() -> None:
+    for id_ in ("", "r1", "é" * 128, "r" * LABEL_BYTES_MAX):
+        assert request_label(id_) == id_
+    long = ["r" * 257, "r" * 258, "é" * 129, "é" * 130, "\U0001f600" * 70, "r" * 300 + "\ud800"]
+    labels = [request_label(id_) for id_ in long]
+    assert len(set(labels)) == len(long)
+    assert all(LABEL_BYTES_MAX - 4 < len(label.encode()) <= LABEL_BYTES_MAX for label in labels)
+    assert labels[0].startswith("r" * 200)
+    assert request_label("\ud800") == "?"

@@ -1,11 +1,13 @@
 """Windows: the peer gets what it was sent, by a mapping that shows nothing else, and a stranger gets nothing."""
 
 import fcntl
+import mmap
 import os
+import resource
 import secrets
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from kvgrpc.datapath.paths.window import (
     WINDOW_BYTES,
     WindowGroup,
     WindowHalf,
+    _map_window,
     read_window_half,
 )
 from kvgrpc.datapath.shared_folder import SharedFolder, new_name
@@ -92,6 +95,38 @@ def test_a_peer_that_leaves_before_it_has_its_window_costs_no_descriptor() -> No
         with suppress(DataPathFailed):  # the kernel decides whether the window was sent before the end was seen
             group.result(DEADLINE_S).close()
     assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_window_is_given_and_fetched_by_processes_with_many_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2048, hard)), hard))
+    with ThreadPoolExecutor(2) as pool, ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while (descriptor := os.dup(0)) <= 1030:
+            taken.callback(os.close, descriptor)
+        taken.callback(os.close, descriptor)
+        (at_source, from_source, source), (at_peer, from_peer, peer) = side(pool, True), side(pool, False)
+        at_source.learn(from_peer.result(DEADLINE_S))
+        at_peer.learn(from_source.result(DEADLINE_S))
+        for group in (source, peer):
+            group.result(DEADLINE_S).close()
+
+
+def test_a_window_that_is_fetched_is_not_inherited_by_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited: list[bool] = []
+
+    def look(descriptor: int) -> mmap.mmap:
+        inherited.append(os.get_inheritable(descriptor))
+        return _map_window(descriptor)
+
+    monkeypatch.setattr("kvgrpc.datapath.paths.window._map_window", look)
+    with ThreadPoolExecutor(2) as pool:
+        (at_source, from_source, source), (at_peer, from_peer, peer) = side(pool, True), side(pool, False)
+        at_source.learn(from_peer.result(DEADLINE_S))
+        at_peer.learn(from_source.result(DEADLINE_S))
+        for group in (source, peer):
+            group.result(DEADLINE_S).close()
+    assert inherited == [False]
 
 
 def test_the_two_halves_of_a_window_meet_in_the_folder(tmp_path: Path) -> None:

@@ -93,6 +93,24 @@ def test_the_destination_of_a_push_learns_that_its_prefill_was_not_let_in(sides:
     assert "it has no name" in lost.message
 
 
+@pytest.mark.parametrize("wrong", [{"firm_ttl_s": -1.0}, {"consumers": 2000}, {"ttl_s": 0.0}], ids="".join)
+def test_a_push_that_would_be_refused_later_is_refused_on_arrival_and_its_destination_hears_of_it(
+    sides: tuple[At, At], wrong: dict[str, Any]
+) -> None:
+    p, d = sides
+    key = new_key()
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.load()
+    d.scheduler.step()
+    push = ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(ModeChoice.PUSH), **wrong)
+    with pytest.raises(InvalidRequest) as refusal:
+        p.scheduler.arrived(push)
+    assert len(p.scheduler.policy) == 0
+    p.scheduler.refused(push, refusal.value.sentence)
+    p.scheduler.step()
+    assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
+
+
 def test_a_refusal_that_no_request_waits_for_is_not_reported(sides: tuple[At, At]) -> None:
     p, _ = sides
     p.scheduler.refused(

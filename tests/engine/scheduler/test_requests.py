@@ -48,6 +48,18 @@ def test_a_request_that_was_prefilled_elsewhere_gets_its_kv_by_pull(sides: tuple
     assert (len(p.scheduler.policy), len(d.scheduler.policy)) == (0, 0)
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_request_with_a_long_id_gets_its_kv_and_blocks_are_sought_for_it(
+    sides: tuple[At, At], labelled: bool
+) -> None:
+    (p, d), long = sides, "r" * 300
+    label = {"label": long} if labelled else {}
+    d.scheduler.arrived(ScheduledRequest(long, PROMPT, take=Offer(p.prefilled(give(**label))), **label))
+    d.scheduler.allocated(long, TARGET, 0, d.scheduler.match(long, 0).tokens)
+    assert d.told(LoadEnded).loss is None
+    assert not p.scheduler.blocks_needed(63, request_id=long).enough
+
+
 def test_of_a_prompt_that_goes_on_otherwise_the_beginning_comes(sides: tuple[At, At]) -> None:
     p, d = sides
     before = d.side.read(TARGET[0][2:])

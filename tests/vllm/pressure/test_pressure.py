@@ -60,6 +60,29 @@ def test_a_request_whose_last_block_is_full_gets_the_next_one_before_it_is_preem
     assert core.used() == BLOCKS - 1 - 3
 
 
+def test_a_request_with_a_long_id_gets_blocks_too(core: Core) -> None:
+    full(core)
+    core.hooks.arrived(long := request_of("r" * 300, None))
+    core.hooks.match(long, 0)
+    core.step()
+    assert core.used() == BLOCKS - 1 - 3
+    assert not core.side._over
+
+
+def test_an_engine_whose_lead_refuses_to_take_blocks_back_goes_on_with_kvgrpc(
+    core: Core, caplog: pytest.LogCaptureFixture
+) -> None:
+    full(core)
+    core.pool.num_gpu_blocks = 1000 * BLOCKS  # more than its lead knows
+    for _ in range(2):
+        core.hooks.match(request_of("new", None, num_tokens=500 * BLOCKS * BLOCK_TOKENS), 0)
+        core.step()
+        time.sleep(LONGEST_S)
+    assert caplog.text.count("takes no blocks back") == 1
+    assert core.used() == BLOCKS - 1
+    assert not core.side._over
+
+
 def test_where_there_are_blocks_nothing_is_taken_back(core: Core) -> None:
     core.prefilled("left")
     core.hooks.match(request_of("new", None), 0)

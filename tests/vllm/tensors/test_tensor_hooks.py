@@ -141,6 +141,21 @@ def test_a_key_that_is_given_already_is_not_ended_by_another_request() -> None:
     assert (step.ended, [put.request_id for put in step.puts]) == ([], ["a"])
 
 
+def test_a_prefill_that_comes_again_leaves_the_tensors_of_the_complete_one() -> None:
+    side, first = side_of(), giving("a")
+    side.arrived(first)
+    first.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    side.step(scheduled({"a": len(PROMPT)}))
+    assert side.finished(first) is not None
+    side.arrived(giving("b"))
+    side.finished(giving("b"))
+    assert side.step(scheduled()).ended == []
+    side.reset()
+    side.arrived(giving("c"))
+    side.finished(giving("c"))
+    assert side.step(scheduled()).ended == [KEY]
+
+
 def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
     side = side_of(ranks=2)
     assert side.reset()

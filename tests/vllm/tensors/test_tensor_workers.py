@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,6 +34,17 @@ def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
         assert torch.equal(mine[[9, 3]], theirs[[7, 2]])
         assert not mine[[block for block in range(16) if block not in {9, 3}]].any()
     assert d.side.bad_blocks() == set()
+
+
+@pytest.mark.parametrize("label", ["", "l" * 300])
+@pytest.mark.parametrize("send", [SendMode.PUT_ASYNC, SendMode.GET])
+def test_requests_with_long_ids_give_and_take(worker: Callable[..., Worker], send: SendMode, label: str) -> None:
+    p, d, key, long = worker(send=send), worker(send=send), os.urandom(16), "r" * 300
+    d.step(expects=[ExpectTask(long, key, p.address, PARTS[:1], label=label)])
+    put = put_of(key, PARTS[0], [4, 7], "" if send is SendMode.GET else d.address)
+    p.step(puts=[replace(put, request_id=long)])
+    wait_until(lambda: d.hears().held[long, key, 1] == 1 or d.heard.lost)
+    assert not d.heard.lost
 
 
 @pytest.mark.parametrize("send", [SendMode.PUT_ASYNC, SendMode.GET])

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kvgrpc.core.values.ids import request_label
 from kvgrpc.engine.tensors import PendingPut, TensorStore
 from kvgrpc.errors import AlreadyExists, DeadlineExceeded, Exhausted, KVGrpcError, Reason, Unavailable
 from kvgrpc.integrations.vllm.tensors.messages import PutTask, TensorStep
@@ -86,7 +87,8 @@ class TensorPutter:
         options: dict[str, Any] = {
             "to": [consumer] if (consumer := self._consumer_of(put)) else (), "part": put.part.number,
             "layer": stack.number, "content_digest": put.part.content_digest, "ttl_s": put.ttl_s,
-            "timeout_s": self._options.timeout_s, "request_id": put.request_id, "traceparent": put.traceparent,
+            "timeout_s": self._options.timeout_s, "request_id": request_label(put.request_id),
+            "traceparent": put.traceparent,
         }  # fmt: skip
         try:
             pending = self._store.put_async(put.key, name, rows, **options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvgrpc.core.policy.values import Loss, OnLoss
 from kvgrpc.core.tensors.store_layout import pages_for
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, NextStep, OutOfRange, PreconditionFailed, Reason
-from kvgrpc.integrations.params import PREFILLED_ELSEWHERE, TensorWish, answered_named, asked_of
+from kvgrpc.integrations.params import PREFILLED_ELSEWHERE, RecentKeys, TensorWish, answered_named, asked_of
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
 from kvgrpc.integrations.vllm.siblings import Siblings, is_told_of
@@ -48,6 +48,8 @@ class TensorSchedulerSide:
         """Bytes of one block in each tensor of a part."""
         self._pages = options.store_bytes // options.page_bytes
         self._prefills: dict[str, PrefillRequest] = {}
+        self._complete = RecentKeys()
+        """Keys of which all tensors are put."""
         self._siblings = Siblings()
         self._decodes: dict[str, DecodeRequest] = {}
         self._users: dict[bytes, set[str]] = {}
@@ -146,7 +148,7 @@ class TensorSchedulerSide:
         self._prefills[request.request_id] = PrefillRequest(request, wants, prompt, to)
 
     def _gives(self, key: bytes) -> bool:
-        return any(prefill.wants.key == key for prefill in self._prefills.values())
+        return key in self._complete or any(prefill.wants.key == key for prefill in self._prefills.values())
 
     def _not_given(self, key: bytes) -> None:
         """Ends a key under which nothing is given: a decode engine may wait for it already."""
@@ -259,6 +261,7 @@ class TensorSchedulerSide:
         self.stats.gave(complete=complete)
         if complete:
             wants = prefill.wants
+            self._complete.add(wants.key)
             return answered_named(wants.key, self.address, puts=bool(prefill.to), traceparent=wants.traceparent)
         self._next.ended.append(prefill.wants.key)
         return None
@@ -372,5 +375,6 @@ class TensorSchedulerSide:
         """Ends all that is given or taken. Decode engines learn of it, also for parts that were not put yet."""
         self._next.ended += [prefill.wants.key for prefill in self._prefills.values()]
         self._prefills.clear()
+        self._complete = RecentKeys()
         for request_id, decode in self._decodes.items():
             self._lose(request_id, decode, loss)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -36,6 +37,9 @@ class Stack:
         rows = torch.tensor(blocks, device=first.device)
         for layer, some in zip(self.layers, made.to(first.device), strict=True):
             caches[layer].index_copy_(0, rows, some)
+        if made.is_cuda:  # it was made on another stream, which would reuse its memory before these copies have read it
+            cuda: Any = torch.cuda  # untyped in part
+            made.record_stream(cuda.current_stream(made.device))
 
 
 def stacks(caches: Mapping[str, torch.Tensor], layers: int) -> list[Stack]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kvgrpc.core.values.ids import request_label
 from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.errors import KVGrpcError, NotFound, Reason
 from kvgrpc.integrations.vllm.tensors.asker import TensorAsk, TensorAsker
@@ -135,7 +136,7 @@ class TensorTaker:
         more = {
             "part": part.number, "dtype": str(cache.dtype).removeprefix("torch."), "layer": stack.number,
             "shape": (len(stack.layers), part.blocks, *cache.shape[1:]), "content_digest": part.content_digest,
-            "request_id": expect.label or expect.request_id, "traceparent": expect.traceparent,
+            "request_id": request_label(expect.label or expect.request_id), "traceparent": expect.traceparent,
         }  # fmt: skip
         source = {"source": taken.source} if taken.source else {}
 
