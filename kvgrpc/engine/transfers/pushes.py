@@ -7,7 +7,7 @@ from typing import Any
 from kvgrpc.core.values import grants
 from kvgrpc.engine.transfers.handles import AnyBlocks, Content, Handle, named_blocks, take_back
 from kvgrpc.engine.transfers.void_slots import VoidSlots
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire.values import ON_ABORT, duration
 
@@ -96,7 +96,12 @@ class Push(Handle):
         request = handoff_pb2.FinishedBlocksRequest(
             transfer_key=self.transfer_key, request_id=self.request_id, part=part
         )
-        self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
+        try:
+            self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
+        except Unavailable:  # no lead has the part, so the next one is the first
+            if first:
+                self.lease_id = ""
+            raise
 
     def expect(self) -> None:
         """Says that the request is known here and parts will come, so that registered destinations wait for them."""
