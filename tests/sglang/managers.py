@@ -22,7 +22,7 @@ PAGES, PAGE_TOKENS, LAYERS = 64, 16, 4
 PAGE_BYTES = PAGE_TOKENS * 2 * 32 * 2
 """Bytes of a page of keys in one layer, of the model that `write_model` writes."""
 ROWS, ROW_BYTES = 8, 256
-SOON_S = 30.0
+SOON_S = 120.0
 FAILED, INPUT, SUCCESS = 0, 2, 4
 """Values of SGLang's KVPoll."""
 
@@ -108,6 +108,11 @@ def receives(decode: Side, prefill: Side, req: Any, pages: Sequence[int], row: i
 
 def numbers(pages: Sequence[int]) -> NDArray[np.int32]:
     return np.array(pages, np.int32)
+
+
+def registered(sender: "KVSender", receiver: "KVReceiver") -> None:
+    """Polls both until decode has registered at prefill."""
+    polled_until(lambda: (receiver.poll(), sender.poll())[1] == INPUT, lambda: (sender._failure, receiver._failure))
 
 
 def polled_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:

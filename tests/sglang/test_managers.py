@@ -9,13 +9,13 @@ import pytest
 
 from tests.sglang.managers import (
     FAILED,
-    INPUT,
     PAGE_TOKENS,
     SUCCESS,
     Side,
     numbers,
     polled_until,
     receives,
+    registered,
     request,
     sends,
     side,
@@ -40,7 +40,7 @@ def hand_over(prefill: Side, decode: Side, room: int) -> None:
         array[:3] = (number + room) % 251
     req = request(2 * PAGE_TOKENS, room)
     sender, receiver = sends(prefill, req, (1, 2)), receives(decode, prefill, req, (4, 5), 1)
-    polled_until(lambda: sender.poll() == INPUT, lambda: (sender._failure, receiver._failure))
+    registered(sender, receiver)
     sender.send(numbers((1,)))
     sender.send(numbers((2,)))
     polled_until(lambda: receiver.poll() == sender.poll() == SUCCESS, lambda: (sender._failure, receiver._failure))
@@ -72,21 +72,22 @@ def test_the_death_of_decodes_lead_fails_all_that_wait_and_decode_takes_the_next
 def test_a_first_chunk_between_two_leads_of_prefill_fails_its_request(prefill: Side, decode: Side) -> None:
     req = request(2 * PAGE_TOKENS, 20)
     sender, receiver = sends(prefill, req, (20, 21)), receives(decode, prefill, req, (20, 21))
-    polled_until(lambda: sender.poll() == INPUT, lambda: sender._failure)
+    registered(sender, receiver)
     os.kill(prefill.engine.lead_pid, signal.SIGKILL)
     polled_until(lambda: prefill.engine.lead_gone, lambda: "the lead lives")
     prefill.manager.hear()  # the engine sees it
     sender.send(numbers((20,)))
     assert sender.poll() == FAILED
     sender.abort()
-    polled_until(lambda: receiver.poll() == FAILED, lambda: receiver._failure)
+    # A lead is replaced in polls.
+    polled_until(lambda: (prefill.manager.hear(0.01), receiver.poll())[1] == FAILED, lambda: receiver._failure)
     hand_over(prefill, decode, 3)
 
 
 def test_a_later_chunk_between_two_leads_fails_its_request_and_its_pages_come_back(prefill: Side, decode: Side) -> None:
     req = request(2 * PAGE_TOKENS, 30)
     sender, receiver = sends(prefill, req, (30, 31)), receives(decode, prefill, req, (30, 31))
-    polled_until(lambda: sender.poll() == INPUT, lambda: sender._failure)
+    registered(sender, receiver)
     sender.send(numbers((30,)))
     os.kill(prefill.engine.lead_pid, signal.SIGKILL)
     polled_until(lambda: prefill.engine.lead_gone, lambda: "the lead lives")
