@@ -123,7 +123,7 @@ class LocalRank:
 
     feed_here: Callable[[Event], None] | None = None
     """Takes events from the thread that commands. With it, a command makes a small copy itself, sooner than it takes to
-    wake the mover's thread. None if that thread is an engine's.
+    wake the mover's thread. None if that thread may not copy.
     """
 
     retired = False

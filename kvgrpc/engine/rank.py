@@ -225,6 +225,7 @@ class Rank:
             self._mover = LocalRank(
                 self.rank, memory, paths, self._report, self._limit, self._copy_threads, device=self._device
             )
+            self._mover.feed_here = self._report
             self._at_rest = False
 
     def _make_memory(self) -> SharedMemory | PrivateMemory:
@@ -337,7 +338,7 @@ class Rank:
                     raise
 
     def _report(self, event: events.Event) -> None:
-        """Sends a report of the mover, in the mover's thread, or drops it when the session is over."""
+        """Sends a report of the mover, in its thread or this rank's, or drops it when the session is over."""
         try:
             with self._lock:
                 self._connection.send(self._frame(event))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -38,6 +39,7 @@ FLAGS = (
     str(POOL_TOKENS), "--dtype", "bfloat16", "--grammar-backend", "none", "--skip-server-warmup", "--host", "127.0.0.1",
     "--chunked-prefill-size", "256", "--sleep-on-idle",
 )  # fmt: skip
+ON_CPU = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 DECODE_FLAGS = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 """Without a GPU there is no pinned memory, which SGLang otherwise asks for."""
 
@@ -101,9 +103,7 @@ class Server:
         if self._mode == "prefill":
             command += ["--disaggregation-bootstrap-port", str(self.lead_port)]
         path = os.pathsep.join((str(STAND_IN), str(ROOT)))
-        environment = {
-            "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1",
-        }  # fmt: skip
+        environment = {**ON_CPU, "PYTHONPATH": path}
         if RANKS > 1:  # each on some processor, without NCCL
             command += ["--tp", str(RANKS)]
             processors = "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(RANKS))
@@ -137,6 +137,11 @@ class Server:
     def processes(self) -> list[int]:
         """Returns its processes; a lead is one of them."""
         return tree_of(self._process.pid) if self._process is not None else []
+
+    def kill_lead(self) -> None:
+        """Kills its lead, which its scheduler replaces."""
+        (lead,) = (pid for pid in self.processes() if b"\0serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(lead, signal.SIGKILL)
 
     def signal(self, number: int) -> None:
         for pid in self.processes():

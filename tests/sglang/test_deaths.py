@@ -22,6 +22,19 @@ def test_a_killed_prefill_fails_what_decode_waits_for_and_decode_serves_the_next
     pair.check_whole_memory(seed=5)
 
 
+def test_requests_that_wait_at_decode_fail_when_its_lead_is_killed_and_it_serves_the_next_one(pair: Pair) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        pair.p.signal(signal.SIGSTOP)
+        try:
+            waits = [threads.submit(pair.d.ask, "/generate", pair.body(prompt_of(500, seed))) for seed in (7, 8)]
+            wait_until(lambda: pair.d.held().get("pending_transfer_count") == len(waits), pair.d.held)
+            pair.d.kill_lead()
+            assert all("ENGINE_LOST" in one.result(HEARD_S)["error"] for one in waits)
+        finally:
+            pair.p.signal(signal.SIGCONT)
+    pair.check_whole_memory(seed=9)
+
+
 def test_a_killed_decode_frees_the_pages_of_prefill(pair: Pair) -> None:
     body = pair.body(prompt_of(600, 3))
     with ThreadPoolExecutor(2) as threads:

@@ -105,12 +105,13 @@ class HeldProcess:
             raise DataPathFailed(f"the peer's process {self.pid} has ended")
 
     def read(self, rows: Rows) -> None:
-        """Copies at most `IOV_MAX` rows. Raises DataPathFailed; some bytes may have arrived."""
+        """Copies rows, `IOV_MAX` a call. Raises DataPathFailed; some bytes may have arrived."""
         while len(rows):
-            local = np.ascontiguousarray(rows[:, [0, 2]])
-            remote = np.ascontiguousarray(rows[:, [1, 2]])
+            some = rows[: libc.IOV_MAX]
+            local = np.ascontiguousarray(some[:, [0, 2]])
+            remote = np.ascontiguousarray(some[:, [1, 2]])
             try:
-                copied = libc.process_vm_readv(self.pid, local.ctypes.data, remote.ctypes.data, len(rows))
+                copied = libc.process_vm_readv(self.pid, local.ctypes.data, remote.ctypes.data, len(some))
             except OSError as error:
                 raise DataPathFailed(self._explain(error)) from error
             if not copied:

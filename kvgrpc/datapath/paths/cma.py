@@ -20,6 +20,8 @@ from kvgrpc.datapath.host.process import ADDRESS_MAX, HeldProcess, OwnProcess, d
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.questions import Answer, Question
 
+AT_ONCE_BYTES = 1 << 20
+"""Maximum number of bytes of a read that the calling thread makes itself, about 0.2 ms of copying."""
 _SEGMENTS_MAX = 1 << 16
 
 
@@ -114,9 +116,10 @@ class CmaRemote:
 
     def _read(self, runs: Runs, destination: Sequence[Segment], wake: Callable[[], None]) -> PiecesPosting:
         check_runs(runs, self._source_bytes, memory_bytes(destination))
-        piece = piece_bytes(runs.total_bytes, self._crew.size)
+        little = self.ends_at_once(runs)
+        piece = AT_ONCE_BYTES if little else piece_bytes(runs.total_bytes, self._crew.size)
         rows = to_rows(runs, self._source, destination, piece)
-        ranges = groups(rows[:, 2], piece, libc.IOV_MAX)
+        ranges = groups(rows[:, 2], piece, max(len(rows), 1) if little else libc.IOV_MAX)
 
         def copy_piece(i: int) -> None:
             first, end = ranges[i]
@@ -125,6 +128,10 @@ class CmaRemote:
         posting = PiecesPosting(len(ranges), copy_piece, wake, verify=self._process.check)
         self._crew.start(posting)
         return posting
+
+    def ends_at_once(self, runs: Runs) -> bool:
+        """Returns True for runs that `read` makes one piece of: `Crew.start` copies it."""
+        return len(runs) <= libc.IOV_MAX and runs.total_bytes <= AT_ONCE_BYTES
 
     def close(self) -> None:
         """Lets go of the process. Idempotent."""

@@ -1,11 +1,13 @@
 """Handles of transfers in the scheduler's process, and the content of requests."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.block_ids import FEW_IDS, to_runs
@@ -14,7 +16,7 @@ from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
-from kvgrpc.wire.values import put_runs
+from kvgrpc.wire.values import packed_field, put_runs
 
 BlockIds: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Block ids of the only group, or one list for each group, in token order. Integer arrays are accepted."""
@@ -26,6 +28,9 @@ allocation.
 
 ID_MAX = (1 << 32) - 1
 """Largest block id in messages."""
+
+FEW_TOKENS = 512
+"""Number of token ids up to which numpy saves no time."""
 
 IDS_MAX = 1 << 22
 """Maximum number of tokens or blocks in one call: above any request, and few enough for one frame."""
@@ -63,13 +68,16 @@ def content(
         return Content(common_pb2.Content(opaque_id=opaque_id, opaque_tokens=tokens))
     if len(token_ids) > IDS_MAX:
         raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{len(token_ids)} token ids in one content; at most {IDS_MAX}")
-    if isinstance(token_ids, np.ndarray):
-        token_ids = token_ids.tolist()  # twice as fast as one by one
     try:
         value = common_pb2.TokenContent(
-            token_ids=token_ids, adapter=adapter, cache_salt=cache_salt,
+            adapter=adapter, cache_salt=cache_salt,
             multimodal_items=[common_pb2.MultimodalItem(**vars(item)) for item in items],
         )  # fmt: skip
+        if len(token_ids) > FEW_TOKENS and (numbers := _as_numbers(token_ids)) is not None:
+            value.MergeFromString(packed_field(value.TOKEN_IDS_FIELD_NUMBER, numbers))
+        else:
+            ids: Any = token_ids
+            value.token_ids.extend(ids.tolist() if isinstance(ids, np.ndarray) else ids)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(Reason.INVALID_FIELD, f"token ids lie in [0, 2**32): {error}") from error
     return Content(common_pb2.Content(tokens=value))
@@ -208,14 +216,21 @@ def named_blocks(blocks: AnyBlocks, incarnation: int) -> common_pb2.Blocks:
 
 def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:
     """Returns ids as maximal runs of consecutive ids. Raises TypeError or ValueError for an invalid id."""
-    if len(ids) > FEW_IDS:
-        numbers = np.asarray(ids)
-        if numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.min() >= 0 and numbers.max() <= ID_MAX:
-            runs = common_pb2.BlockRuns()
-            put_runs(numbers.astype(np.int64), runs)
-            return runs
+    if len(ids) > FEW_IDS and (numbers := _as_numbers(np.asarray(ids))) is not None:
+        runs = common_pb2.BlockRuns()
+        put_runs(numbers, runs)
+        return runs
     starts, counts = to_runs(ids)
     return common_pb2.BlockRuns(starts=starts, counts=counts)
+
+
+def _as_numbers(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64] | None:
+    """Returns an array of valid ids for numpy, or None for other sequences."""
+    if not isinstance(ids, array | np.ndarray) or not len(ids):
+        return None
+    numbers = np.asarray(ids)
+    valid = numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.min() >= 0 and numbers.max() <= ID_MAX
+    return numbers.astype(np.int64, copy=False) if valid else None
 
 
 def _cancel(transfer_id: str, message: str) -> transfer_pb2.CancelTransferRequest:

@@ -7,7 +7,8 @@ from typing import Any
 from kvgrpc.core.values import grants
 from kvgrpc.engine.transfers.handles import AnyBlocks, Content, Handle, named_blocks, take_back
 from kvgrpc.engine.transfers.void_slots import VoidSlots
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
+from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire.values import ON_ABORT, duration
 
@@ -80,7 +81,6 @@ class Push(Handle):
         self.lease_id = self.lease_id or self.mint()
         part = handoff_pb2.PushPart(
             blocks=own if own.groups else None,
-            content=self.content.message if first else None,
             last=last,
             after_step=after_step,
             priority=self.priority,
@@ -96,7 +96,14 @@ class Push(Handle):
         request = handoff_pb2.FinishedBlocksRequest(
             transfer_key=self.transfer_key, request_id=self.request_id, part=part
         )
-        self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
+        try:
+            call = self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
+        except Unavailable:  # no lead has the part, so the next one is the first
+            if first:
+                self.lease_id = ""
+            raise
+        if first and call is not None:  # copied once, into the frame
+            call.finished_blocks.part.content.CopyFrom(self.content.message)
 
     def expect(self) -> None:
         """Says that the request is known here and parts will come, so that registered destinations wait for them."""
@@ -121,11 +128,10 @@ class Push(Handle):
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=self.transfer_key, failure=failure)
         self._ask(finished_blocks=request)
 
-    def _ask(self, **request: Any) -> None:
+    def _ask(self, **request: Any) -> session_pb2.Call | None:
         if self.over:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "this push is over")
-        if not self.lost:
-            self.ask(self, self.traceparent, **request)
+        return None if self.lost else self.ask(self, self.traceparent, **request)
 
 
 def renewal(address: str, keys: Sequence[bytes], engine_id: str) -> lease_pb2.RenewLeasesRequest:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -93,6 +94,8 @@ class KVManager(BaseKVManager):
         self._identity = _identity(self._settings, server_args, model)
         self._states = len(self._memory.layout.groups) - 2
         self._owners: dict[Handle, Owner] = {}
+        self._untold: deque[tuple[Owner, Event]] = deque()
+        """Events that their owners have not heard; an owner that raises leaves those of others here."""
         self._holding: dict[int, Owner] = {}
         """Receivers by room whose pages SGLang holds until they are proved to be at rest."""
         self._expecting: dict[bytes, WantedSender] = {}
@@ -208,12 +211,9 @@ class KVManager(BaseKVManager):
         """Tells the lead at `source` that this engine failed to take a request and does not come again. It is asked for
         and cancelled at once, so that the source hears only of the cancel.
         """
-        self._reserve_none(source, room, content(opaque_id=b"unknown", tokens=1))
-        if self.engine is not None:
-            self.engine.cancel(self.key_of(room), why)
-            self.flush()
+        self._reserve_none(source, room, content(opaque_id=b"unknown", tokens=1), cancelled=why)
 
-    def _reserve_none(self, source: str, room: int, of: Content) -> None:
+    def _reserve_none(self, source: str, room: int, of: Content, cancelled: str = "") -> None:
         if self.engine is None:
             return
         try:
@@ -221,6 +221,8 @@ class KVManager(BaseKVManager):
                 (), of, transfer_key=self.key_of(room), have_tokens=of.tokens, use_tokens=of.tokens,
                 source_address=source,
             )  # fmt: skip
+            if cancelled:
+                self.engine.cancel(self.key_of(room), cancelled)
         except KVGrpcError as error:
             _log.warning("kvgrpc: prefill is not told about room %d: %s", room, error)
         self.flush()
@@ -246,19 +248,21 @@ class KVManager(BaseKVManager):
 
     def hear(self, timeout_s: float = 0.0) -> None:
         """Takes what is there of news, waiting up to `timeout_s` for the first."""
-        if self.engine is None or not (timeout_s or self.engine.due()):
+        if self.engine is None or not (timeout_s or self._untold or self.engine.due()):
             return
         try:
             events = self.engine.poll(timeout_s)
         except LeadDied as error:
+            events = []
             self._over(str(error))
-            return
         for event in events:
-            owner = self._owners.get(event.transfer)
+            last = isinstance(event, Received | BlocksReturned)
+            owner = self._owners.pop(event.transfer, None) if last else self._owners.get(event.transfer)
             if owner is not None:
-                owner.hear(event)
-            if isinstance(event, Received | BlocksReturned):  # the last of this transfer
-                self._owners.pop(event.transfer, None)
+                self._untold.append((owner, event))
+        while self._untold:
+            owner, event = self._untold.popleft()
+            owner.hear(event)
         for key in self.engine.take_pushes_wanted():
             sender = self._expecting.pop(key, None)
             if sender is not None:
@@ -277,7 +281,7 @@ class KVManager(BaseKVManager):
         """Fails every transfer of a lead that is gone for good. Pages that peers may write stay held."""
         owners, self._owners = self._owners, {}
         for handle, owner in owners.items():
-            owner.hear(Failed(handle, Reason.ENGINE_LOST, message, NextStep.RECOMPUTE))
+            self._untold.append((owner, Failed(handle, Reason.ENGINE_LOST, message, NextStep.RECOMPUTE)))
 
 
 def _heads(model: ModelConfig) -> Heads:

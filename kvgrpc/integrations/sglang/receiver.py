@@ -91,7 +91,7 @@ class KVReceiver(BaseKVReceiver):
                 self._received = self._at_rest = True
             case Failed(_, reason, message, cancelled=cancelled):
                 self._failure = self._failure or f"{reason}: {message}"
-                if reason is not Reason.SOURCE_FAILED and not cancelled:
+                if reason not in (Reason.SOURCE_FAILED, Reason.ENGINE_LOST) and not cancelled:
                     self.kv_mgr.let_go(self._source, self.bootstrap_room, self._failure)
             case BlocksReturned():
                 self._at_rest = True

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sglang.srt.managers.schedule_batch import Req
 
-    from kvgrpc.engine import Push
+    from kvgrpc.engine import Content, Push
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,10 @@ class KVSender(BaseKVSender):
     ) -> None:
         self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
         self._key = mgr.key_of(bootstrap_room)
+        self._content: Content | None = None
+        self._request_id = ""
         self._push: Push | None = None
+        """The push, from the first word to the lead on: block ids are of the life in which it is made."""
         self._registered = False
         self._pages = self._sent_pages = 0
         self._row: int | None = None
@@ -45,13 +48,11 @@ class KVSender(BaseKVSender):
 
     def begin(self, req: "Req") -> None:
         """Waits for decode's registration from now on."""
-        engine = self.kv_mgr.engine
-        if engine is None:
+        if self.kv_mgr.engine is None:
             return
+        self._request_id = str(req.rid)
         try:
-            self._push = engine.push(
-                self.kv_mgr.content_of(req, self.bootstrap_room, 0), transfer_key=self._key, request_id=str(req.rid)
-            )
+            self._content = self.kv_mgr.content_of(req, self.bootstrap_room, 0)
         except KVGrpcError as error:
             self._fail(error)
         else:
@@ -74,10 +75,14 @@ class KVSender(BaseKVSender):
     ) -> None:  # fmt: skip
         """Hands a chunk over: pages, and with the last one aux and states."""
         step = self.kv_mgr.next_step()
-        self._sent_pages += len(kv_indices)
-        last = self._sent_pages >= self._pages
+        if self._failure:
+            return
+        sent = self._sent_pages + len(kv_indices)
+        last = sent >= self._pages
         blocks = self.kv_mgr.blocks_of(kv_indices, self._row if last else None, state_indices)
         self._say(lambda push: push.finished(blocks, last=last, after_step=step))
+        if not self._failure:
+            self._sent_pages = sent
 
     def poll(self) -> Any:
         """Returns how far the request is, by KVPoll. The first rank's word counts: the least of all ranks'."""
@@ -127,14 +132,18 @@ class KVSender(BaseKVSender):
         self.kv_mgr.expect_no_more(self._key)
 
     def _say(self, say: Any) -> None:
-        """Calls `say` with the push, if there is one; a lead that cannot be asked is a failure of this request."""
-        if self._push is None:
+        """Calls `say` with the push, once begun; a lead that cannot be asked is a failure of this request."""
+        engine = self.kv_mgr.engine
+        if engine is None or self._content is None:
             return
         try:
+            if self._push is None:
+                self._push = engine.push(self._content, transfer_key=self._key, request_id=self._request_id)
             say(self._push)
         except KVGrpcError as error:
             self._fail(error)
-        self.kv_mgr.own(self._push, self)
+        else:
+            self.kv_mgr.own(self._push, self)
 
     def _fail(self, error: KVGrpcError) -> None:
         self._failure = self._failure or str(error)

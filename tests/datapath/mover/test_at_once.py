@@ -16,13 +16,15 @@ from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.copy.crew import PIECE_BYTES_MIN
+from kvgrpc.datapath.host.libc import IOV_MAX
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.local_rank import LocalRank
+from kvgrpc.datapath.paths.cma import AT_ONCE_BYTES, CmaPath
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.reports import Disconnected
 from kvgrpc.errors import AlreadyExists, Unavailable
 from tests.datapath.movers import NBYTES, Held, HeldRemote, Rank, post_of, until
-from tests.datapath.peers import DEADLINE_S, GUARD, content, runs_of
+from tests.datapath.peers import CASES, DEADLINE_S, GUARD, ProcessPeer, content, runs_of
 
 LITTLE = runs_of((0, 0, PIECE_BYTES_MIN))
 MUCH = runs_of((0, 0, PIECE_BYTES_MIN + 1))
@@ -54,6 +56,27 @@ def test_a_small_read_ends_within_its_call_and_is_not_reported(rank: Rank) -> No
     assert (rank.bytes[PIECE_BYTES_MIN:] == GUARD).all()
     rank.mover.disconnect("p")
     assert rank.next(Disconnected) == Disconnected("p", peer_rank=0)
+
+
+def test_memory_of_another_process_is_read_within_the_call_while_the_process_lives() -> None:
+    """Runs that are cut where the peer's arrays end are still one piece."""
+    sizes = (AT_ONCE_BYTES // 2, *[1] * IOV_MAX, AT_ONCE_BYTES // 2)
+    peer = ProcessPeer(next(case for case in CASES if case.name == "cma"), 1, sizes)
+    rank = Rank(lambda memory: [CmaPath(memory)])
+    rank.connect("p", peer.endpoint())
+    whole = runs_of((0, 0, AT_ONCE_BYTES))
+    ended = rank.post("a", "p", whole, at_once=True)
+    assert ended is not None
+    assert (ended.done, ended.nbytes) == (True, AT_ONCE_BYTES)
+    assert (rank.bytes == peer.content[:AT_ONCE_BYTES]).all()
+    for runs in (runs_of((0, 0, AT_ONCE_BYTES), (0, 0, 1)), Runs(*np.ones((3, IOV_MAX + 1), dtype=np.int64))):
+        assert rank.post("b", "p", runs, at_once=True) is None
+        assert rank.next(PostingEnded).done
+    peer.kill()
+    lost = rank.post("c", "p", whole, at_once=True) or rank.next(PostingEnded)
+    assert (lost.done, lost.quiesced) == (False, True)
+    rank.mover.close(0.0)
+    peer.close()
 
 
 def test_its_name_is_free_again(rank: Rank) -> None:

@@ -111,7 +111,7 @@ def test_a_peer_that_dies_while_a_posting_waits_fails_it(own: tuple[CmaPath, Any
     busy = PiecesPosting(own[0]._crew.size, wait, lambda: None)
     own[0]._crew.start(busy)
     wake = Wake()
-    posting = remote.read(runs_of((0, 0, 1 << 20)), wake)
+    posting = remote.read(runs_of((0, 0, 1 << 20), (0, 0, 1)), wake)  # more than is read at once
     assert posting.poll() is PostingState.PENDING
     victim.kill()
     go.set()

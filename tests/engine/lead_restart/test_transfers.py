@@ -4,8 +4,19 @@ import numpy as np
 import pytest
 
 from kvgrpc.engine import BlocksReturned, Failed, LayersReceived, PullOpened, Reserved, content
-from kvgrpc.errors import PreconditionFailed, Reason
-from tests.engine.lead_restart.sides import PROMPT, SOURCE, TARGET, Side, Sides, begun, check_serves, replaced, slow
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
+from tests.engine.lead_restart.sides import (
+    PROMPT,
+    SOURCE,
+    TARGET,
+    Side,
+    Sides,
+    begun,
+    check_serves,
+    kill,
+    replaced,
+    slow,
+)
 from tests.engine.support import new_key, refused
 from tests.service.conftest import TEST_S
 from tests.service.engines import wait_until
@@ -87,3 +98,15 @@ def test_layers_received_before_the_death_are_of_a_failed_push(sides: Sides, pee
     kept = side.read(TARGET)
     check_serves(side, peer)
     assert np.array_equal(side.read(TARGET), kept)
+
+
+def test_a_first_part_that_no_lead_took_leaves_its_blocks_to_the_engine(sides: Sides, peer: Side) -> None:
+    side = sides("shm")
+    push, before = side.engine.push(content(PROMPT), transfer_key=new_key()), side.engine.incarnation
+    kill(side)
+    side.engine.poll()
+    with refused(Reason.ENGINE_LOST, Unavailable):
+        push.finished(SOURCE, last=True)
+    assert push.start_over()
+    side.until_it_lives_after(before)
+    check_serves(side, peer)

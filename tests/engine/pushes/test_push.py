@@ -65,11 +65,11 @@ def test_received_hands_the_destination_its_blocks_and_the_bytes_are_exact(pair:
 def test_the_first_part_of_each_prefill_states_the_prompt_and_no_later_one_does(pair: Pair) -> None:
     source, destination = pair
     push, reservation = begun(pair)
-    parts, ask = [], push.ask
+    calls, ask = list[Call](), push.ask
 
     def heard(handle: Handle | None, traceparent: str = "", **request: Any) -> Call:
-        parts.append(request["finished_blocks"].part.HasField("content"))
-        return ask(handle, traceparent, **request)
+        calls.append(ask(handle, traceparent, **request))
+        return calls[-1]
 
     push.ask = heard
     push.finished(SOURCE[:1])
@@ -81,7 +81,8 @@ def test_the_first_part_of_each_prefill_states_the_prompt_and_no_later_one_does(
     for number, block in enumerate(SOURCE):
         push.finished([block], last=number == len(SOURCE) - 1)
     source.engine.flush()
-    assert parts == [True, False, True, False, False]
+    stated = [call.finished_blocks.part.HasField("content") for call in calls]
+    assert stated == [True, False, True, False, False]
     assert destination.poll_until(lambda _: reservation.over)[-1] == Received(reservation, 40)
     assert np.array_equal(destination.read(TARGET), made)
 
