@@ -202,16 +202,14 @@ class Node:
         called: mirrors, and checksums.
         """
         access, closes, moves, asking = self._served, self._closes, self._moves, self._send_asks
-        ends = access.peer_dead, closes.peer_dead, moves.peer_dead
+        ends = access.peer_dead, closes.peer_dead, moves.peer_dead, self._liveness.hang_up
         prefetch = [self._prefetch] * self.state.moves.checksums
         # Ranks with mirrors compute checksums in the mirrors, once the blocks are there.
         ahead = [self._mirror_copies.announced] if self.state.life.mirrored else [part.announced for part in prefetch]
         return Reactions(
             peer_heard=reaction(access.peer_heard, asking.peer_heard),
             peer_back=reaction(closes.peer_back),
-            peer_dead=reaction(
-                *ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead, moves.peer_replaced
-            ),
+            peer_dead=reaction(*ends, self._handshakes.peer_dead, asking.peer_dead, moves.peer_replaced),
             peer_forgotten=reaction(closes.peer_forgotten),
             peer_ready=reaction(moves.peer_ready, closes.peer_ready),
             peer_failed=reaction(moves.peer_failed, closes.peer_failed),
