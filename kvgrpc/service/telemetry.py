@@ -153,6 +153,15 @@ def server_span(method: str, traceparent: str, *, stream: bool = False) -> Itera
         yield inner
 
 
+def stream_answered(method: str, traceparent: str, began: float, failure: str, error_type: str) -> None:
+    """Makes the span of a traced stream that has just had its first reply, as `server_span` would. `failure` says why
+    that is a refusal; empty: it is none.
+    """
+    if traceparent and records(traceparent):
+        span = of_caller(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _stream(method), _wall_ns(began)))
+        span.end(failure, error_type)
+
+
 def stream_failed(traceparent: str, error: KVGrpcError) -> None:
     """Makes the span of a failure after the first reply of a served stream. `traceparent`: that of the stream's span;
     empty: there is none.

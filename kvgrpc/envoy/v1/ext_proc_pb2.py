@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvgrpc/envoy/v1/ext_proc.proto\x12\x0fkvgrpc.envoy.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x81\x04\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.envoy.v1.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.kvgrpc.envoy.v1.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.kvgrpc.envoy.v1.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.kvgrpc.envoy.v1.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.kvgrpc.envoy.v1.Metadata\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.kvgrpc.envoy.v1.ProtocolConfigurationB\t\n\x07request\"$\n\x0bHttpHeaders\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.kvgrpc.envoy.v1.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"N\n\x15ProtocolConfiguration\x12\x19\n\x11request_body_mode\x18\x01 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x02 \x01(\x05\"\xfe\x03\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .kvgrpc.envoy.v1.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .kvgrpc.envoy.v1.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.kvgrpc.envoy.v1.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.kvgrpc.envoy.v1.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".kvgrpc.envoy.v1.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08response\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvgrpc.envoy.v1.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvgrpc.envoy.v1.CommonResponse\"\x12\n\x10TrailersResponse\"\x9b\x01\n\x0e\x43ommonResponse\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.kvgrpc.envoy.v1.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".kvgrpc.envoy.v1.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"X\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.envoy.v1.HeaderValue\x12\x15\n\rappend_action\x18\x03 \x01(\x05\"-\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"P\n\x0c\x42odyMutation\x12@\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.kvgrpc.envoy.v1.StreamedBodyResponse\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"_\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.kvgrpc.envoy.v1.HttpStatus\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x42/Z-kvgrpc.dev/kvgrpc/gen/kvgrpc/envoy/v1;envoyv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvgrpc/envoy/v1/ext_proc.proto\x12\x0fkvgrpc.envoy.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x81\x04\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.envoy.v1.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.kvgrpc.envoy.v1.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.kvgrpc.envoy.v1.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.kvgrpc.envoy.v1.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.kvgrpc.envoy.v1.Metadata\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.kvgrpc.envoy.v1.ProtocolConfigurationB\t\n\x07request\"V\n\x0bHttpHeaders\x12\x30\n\x07headers\x18\x01 \x01(\x0b\x32\x1a.kvgrpc.envoy.v1.HeaderMapB\x03\x80\x01\x01\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\":\n\tHeaderMap\x12-\n\x07headers\x18\x01 \x03(\x0b\x32\x1c.kvgrpc.envoy.v1.HeaderValue\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.kvgrpc.envoy.v1.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"N\n\x15ProtocolConfiguration\x12\x19\n\x11request_body_mode\x18\x01 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x02 \x01(\x05\"\xfe\x03\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .kvgrpc.envoy.v1.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .kvgrpc.envoy.v1.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.kvgrpc.envoy.v1.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.kvgrpc.envoy.v1.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".kvgrpc.envoy.v1.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08response\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvgrpc.envoy.v1.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.kvgrpc.envoy.v1.CommonResponse\"\x12\n\x10TrailersResponse\"\x9b\x01\n\x0e\x43ommonResponse\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.kvgrpc.envoy.v1.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.kvgrpc.envoy.v1.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".kvgrpc.envoy.v1.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"X\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.envoy.v1.HeaderValue\x12\x15\n\rappend_action\x18\x03 \x01(\x05\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"P\n\x0c\x42odyMutation\x12@\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.kvgrpc.envoy.v1.StreamedBodyResponse\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"_\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.kvgrpc.envoy.v1.HttpStatus\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x42/Z-kvgrpc.dev/kvgrpc/gen/kvgrpc/envoy/v1;envoyv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,44 +33,48 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvgrpc.envoy.v1.ext_proc_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z-kvgrpc.dev/kvgrpc/gen/kvgrpc/envoy/v1;envoyv1'
+  _globals['_HTTPHEADERS'].fields_by_name['headers']._loaded_options = None
+  _globals['_HTTPHEADERS'].fields_by_name['headers']._serialized_options = b'\200\001\001'
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
   _globals['_PROCESSINGREQUEST']._serialized_start=82
   _globals['_PROCESSINGREQUEST']._serialized_end=595
   _globals['_HTTPHEADERS']._serialized_start=597
-  _globals['_HTTPHEADERS']._serialized_end=633
-  _globals['_HTTPBODY']._serialized_start=635
-  _globals['_HTTPBODY']._serialized_end=682
-  _globals['_HTTPTRAILERS']._serialized_start=684
-  _globals['_HTTPTRAILERS']._serialized_end=698
-  _globals['_METADATA']._serialized_start=701
-  _globals['_METADATA']._serialized_end=863
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=785
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=863
-  _globals['_PROTOCOLCONFIGURATION']._serialized_start=865
-  _globals['_PROTOCOLCONFIGURATION']._serialized_end=943
-  _globals['_PROCESSINGRESPONSE']._serialized_start=946
-  _globals['_PROCESSINGRESPONSE']._serialized_end=1456
-  _globals['_HEADERSRESPONSE']._serialized_start=1458
-  _globals['_HEADERSRESPONSE']._serialized_end=1526
-  _globals['_BODYRESPONSE']._serialized_start=1528
-  _globals['_BODYRESPONSE']._serialized_end=1593
-  _globals['_TRAILERSRESPONSE']._serialized_start=1595
-  _globals['_TRAILERSRESPONSE']._serialized_end=1613
-  _globals['_COMMONRESPONSE']._serialized_start=1616
-  _globals['_COMMONRESPONSE']._serialized_end=1771
-  _globals['_HEADERMUTATION']._serialized_start=1773
-  _globals['_HEADERMUTATION']._serialized_end=1870
-  _globals['_HEADERVALUEOPTION']._serialized_start=1872
-  _globals['_HEADERVALUEOPTION']._serialized_end=1960
-  _globals['_HEADERVALUE']._serialized_start=1962
-  _globals['_HEADERVALUE']._serialized_end=2007
-  _globals['_BODYMUTATION']._serialized_start=2009
-  _globals['_BODYMUTATION']._serialized_end=2089
-  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2091
-  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2150
-  _globals['_IMMEDIATERESPONSE']._serialized_start=2152
-  _globals['_IMMEDIATERESPONSE']._serialized_end=2247
-  _globals['_HTTPSTATUS']._serialized_start=2249
-  _globals['_HTTPSTATUS']._serialized_end=2275
+  _globals['_HTTPHEADERS']._serialized_end=683
+  _globals['_HEADERMAP']._serialized_start=685
+  _globals['_HEADERMAP']._serialized_end=743
+  _globals['_HTTPBODY']._serialized_start=745
+  _globals['_HTTPBODY']._serialized_end=792
+  _globals['_HTTPTRAILERS']._serialized_start=794
+  _globals['_HTTPTRAILERS']._serialized_end=808
+  _globals['_METADATA']._serialized_start=811
+  _globals['_METADATA']._serialized_end=973
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=895
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=973
+  _globals['_PROTOCOLCONFIGURATION']._serialized_start=975
+  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1053
+  _globals['_PROCESSINGRESPONSE']._serialized_start=1056
+  _globals['_PROCESSINGRESPONSE']._serialized_end=1566
+  _globals['_HEADERSRESPONSE']._serialized_start=1568
+  _globals['_HEADERSRESPONSE']._serialized_end=1636
+  _globals['_BODYRESPONSE']._serialized_start=1638
+  _globals['_BODYRESPONSE']._serialized_end=1703
+  _globals['_TRAILERSRESPONSE']._serialized_start=1705
+  _globals['_TRAILERSRESPONSE']._serialized_end=1723
+  _globals['_COMMONRESPONSE']._serialized_start=1726
+  _globals['_COMMONRESPONSE']._serialized_end=1881
+  _globals['_HEADERMUTATION']._serialized_start=1883
+  _globals['_HEADERMUTATION']._serialized_end=1980
+  _globals['_HEADERVALUEOPTION']._serialized_start=1982
+  _globals['_HEADERVALUEOPTION']._serialized_end=2070
+  _globals['_HEADERVALUE']._serialized_start=2072
+  _globals['_HEADERVALUE']._serialized_end=2132
+  _globals['_BODYMUTATION']._serialized_start=2134
+  _globals['_BODYMUTATION']._serialized_end=2214
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2216
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2275
+  _globals['_IMMEDIATERESPONSE']._serialized_start=2277
+  _globals['_IMMEDIATERESPONSE']._serialized_end=2372
+  _globals['_HTTPSTATUS']._serialized_start=2374
+  _globals['_HTTPSTATUS']._serialized_end=2400
 # @@protoc_insertion_point(module_scope)

@@ -96,25 +96,55 @@ Global___ProcessingRequest: _TypeAlias = ProcessingRequest  # noqa: Y015
 
 @_typing.final
 class HttpHeaders(_message.Message):
-    """Headers of a request or of an answer. The headers themselves are not read."""
+    """Headers of a request or of an answer. Only the trace context of a request is read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    HEADERS_FIELD_NUMBER: _builtins.int
     END_OF_STREAM_FIELD_NUMBER: _builtins.int
     end_of_stream: _builtins.bool
     """True if no body follows."""
+    @_builtins.property
+    def headers(self) -> Global___HeaderMap:
+        """The headers. Those of a client may hold secrets."""
+
     def __init__(
         self,
         *,
+        headers: Global___HeaderMap | None = ...,
         end_of_stream: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_of_stream", b"end_of_stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_of_stream", b"end_of_stream", "headers", b"headers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HttpHeaders: _TypeAlias = HttpHeaders  # noqa: Y015
+
+@_typing.final
+class HeaderMap(_message.Message):
+    """Headers, in their order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeaderValue]:
+        """The headers."""
+
+    def __init__(
+        self,
+        *,
+        headers: _abc.Iterable[Global___HeaderValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeaderMap: _TypeAlias = HeaderMap  # noqa: Y015
 
 @_typing.final
 class HttpBody(_message.Message):
@@ -462,20 +492,24 @@ class HeaderValue(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
     RAW_VALUE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Its name."""
+    value: _builtins.str
+    """Its value, from an Envoy that sends no raw_value."""
     raw_value: _builtins.bytes
     """Its value."""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
+        value: _builtins.str = ...,
         raw_value: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "raw_value", b"raw_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "raw_value", b"raw_value", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

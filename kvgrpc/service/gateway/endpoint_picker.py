@@ -8,7 +8,9 @@ Envoy's request headers come from clients, so headers that this picker sets are 
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Any
 
 from google.protobuf.struct_pb2 import Struct
@@ -18,10 +20,16 @@ from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.fleet.directory import Directory, EngineState
 from kvgrpc.fleet.entry import EngineRole
 from kvgrpc.fleet.pairing import NoPair, PairRequest
+from kvgrpc.service import telemetry
+from kvgrpc.service.callers import METADATA
 from kvgrpc.service.fleet.reader import FleetReader, PickOutcome
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
 from kvgrpc.service.identity.gate import CALLER
+from kvgrpc.service.span_makers import TRACEPARENT
+from kvgrpc.wire.answers import readable_trace
 
+PROCESS = "envoy.service.ext_proc.v3.ExternalProcessor/Process"
+"""Full name of the RPC."""
 DESTINATION = "x-gateway-destination-endpoint"
 """Header, and key of the load balancer's metadata, with the endpoint to which Envoy sends the request."""
 PREFILLER = "x-prefiller-host-port"
@@ -30,6 +38,8 @@ SUBSET_FILTER, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-
 """Name and key of the metadata with the endpoints that the gateway allows."""
 TRIES = 3
 """Number of engines that are picked for a request, if the names of their hosts have no address."""
+HEADERS_MAX = 128
+"""Number of headers of a request among which its trace context is looked for."""
 UNAVAILABLE = 503
 """Status of an HTTP request that no engine can take."""
 
@@ -50,6 +60,7 @@ class EndpointPicker:
     ) -> AsyncIterator[ext_proc.ProcessingResponse]:
         """Serves one HTTP request. The stream ends with the last part that Envoy needs back."""
         modes = ext_proc.ProtocolConfiguration(request_body_mode=_WHOLE, response_body_mode=_NONE)
+        answers = self._first_answer
         async for message in requests:
             if not isinstance(message, ext_proc.ProcessingRequest):
                 raise InvalidRequest(Reason.INVALID_FIELD, "a message of ext_proc cannot be read")
@@ -60,13 +71,34 @@ class EndpointPicker:
             if message.WhichOneof("request") is None:
                 continue
             if message.HasField("request_headers"):
-                routed = await self._route(message)
-                self._reader.picks[_outcome(routed)] += 1
-                yield routed
+                answer, answers = answers, self._answer
+                yield await answer(message)
             else:
                 yield _passed(message, modes)
             if _is_last(message, modes):
                 return
+
+    async def _first_answer(self, message: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        """Answers the headers, and makes the span of the stream: it ends with its first reply."""
+        trace = _trace(message) if telemetry.enabled() else ""
+        began, failure, error_type = telemetry.CAME_AT.get() or time.perf_counter(), "", ""
+        try:
+            answer = await self._answer(message)
+        except Exception as error:
+            failure, error_type = repr(error), type(error).__name__
+            raise
+        else:
+            if answer.HasField("immediate_response"):
+                failure, error_type = answer.immediate_response.details, f"{UNAVAILABLE}"
+            return answer
+        finally:
+            telemetry.stream_answered(PROCESS, trace, began, failure, error_type)
+
+    async def _answer(self, message: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        """Answers the headers of a request, and counts the choice."""
+        routed = await self._route(message)
+        self._reader.picks[_outcome(routed)] += 1
+        return routed
 
     async def _route(self, message: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
         """Returns where the request goes, or the refusal that its client gets."""
@@ -101,6 +133,17 @@ class EndpointPicker:
             pairs = zip(receive, endpoints, strict=True)
             outside |= {entry.engine_id for entry, endpoint in pairs if endpoint not in allowed}
         return frozenset(outside)
+
+
+def _trace(message: ext_proc.ProcessingRequest) -> str:
+    """Returns the trace context of Envoy's own call, else that of the request; empty if there is no readable one, or
+    more than one.
+    """
+    if own := telemetry.traceparent_of(METADATA.get()):
+        return own
+    headers = islice(message.request_headers.headers.headers, HEADERS_MAX)
+    found = [one.raw_value or one.value.encode() for one in headers if one.key == TRACEPARENT]
+    return readable_trace(found[0].decode("ascii", "replace")) if len(found) == 1 else ""
 
 
 def _routed(endpoint: str, before: str) -> ext_proc.ProcessingResponse:

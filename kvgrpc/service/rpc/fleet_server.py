@@ -18,7 +18,7 @@ from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.file_watch import FileWatch
 from kvgrpc.service.fleet.reader import FleetReader
-from kvgrpc.service.gateway.endpoint_picker import EndpointPicker
+from kvgrpc.service.gateway.endpoint_picker import PROCESS, EndpointPicker
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
 from kvgrpc.service.identity.gate import Gate
 from kvgrpc.service.metrics import endpoint as metrics
@@ -33,7 +33,7 @@ from kvgrpc.service.rpc.server import Listeners, add_reflection, bounded_server,
 from kvgrpc.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 
 FLEET = fleet_pb2.DESCRIPTOR.services_by_name["FleetService"].full_name
-ENVOY = "envoy.service.ext_proc.v3.ExternalProcessor"
+ENVOY, _, _METHOD = PROCESS.partition("/")
 LOOK_S = 1.0
 """Interval between looks at the registry for health, in seconds."""
 
@@ -138,4 +138,4 @@ def _serve_envoy(server: Registrar, reader: FleetReader, config: Config) -> None
         request_deserializer=ext_proc_pb2.ProcessingRequest.FromString,
         response_serializer=ext_proc_pb2.ProcessingResponse.SerializeToString,
     )
-    server.add_registered_method_handlers(ENVOY, {"Process": process})
+    server.add_registered_method_handlers(ENVOY, {_METHOD: process})

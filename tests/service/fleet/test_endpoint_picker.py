@@ -10,11 +10,15 @@ from urllib.request import urlopen
 import pytest
 
 from kvgrpc.client import connect_sync
+from kvgrpc.service.gateway.endpoint_picker import PROCESS
+from kvgrpc.service.span_makers import TRACEPARENT
+from tests.e2e.otlp import Collector, Span, collecting
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
 from tests.service.fleet.conftest import EnginesFile, row
 from tests.service.fleet.envoy import NEEDS_ENVOY, HttpServer, ask, gateway
 from tests.service.fleet.published import fleet
+from tests.service.kept_spans import PARENT, SAMPLED, TRACE, UNSAMPLED
 
 pytestmark = NEEDS_ENVOY
 
@@ -25,10 +29,13 @@ MODES = ("NONE", "BUFFERED", "STREAMED", "FULL_DUPLEX_STREAMED")
 
 
 class Pool:
-    """Engines p and d, their HTTP servers, and the picker."""
+    """Engines p and d, their HTTP servers, and the picker with the collector of its spans."""
 
-    def __init__(self, leads: dict[str, Engine], servers: dict[str, HttpServer], picker: str, metrics: str) -> None:
-        self.leads, self.servers, self.picker, self._metrics = leads, servers, picker, metrics
+    def __init__(
+        self, leads: dict[str, Engine], servers: dict[str, HttpServer], picker: dict[str, str], collector: Collector
+    ) -> None:
+        self.leads, self.servers, self.collector = leads, servers, collector
+        self.picker, self._metrics = picker["address"], picker["metrics"]
 
     def choices(self) -> set[str]:
         """Returns the outcomes of choices that the picker has counted."""
@@ -55,14 +62,16 @@ def pool(start: Start, engines_file: EnginesFile, tmp_path: Path) -> Iterator[Po
             name: stack.enter_context(closing(HttpServer(name, lead.address.partition(":")[0])))
             for name, lead in leads.items()
         }
+        collector = stack.enter_context(collecting())
+        exported = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
         rules = ",".join(f"{name}={{host}}:{one.address.partition(':')[2]}" for name, one in servers.items())
-        environment = engines_file.environment | {"KVGRPC_FLEET_HTTP": rules, "KVGRPC_FLEET_MODEL": "llama"}
+        environment = engines_file.environment | exported | {"KVGRPC_FLEET_HTTP": rules, "KVGRPC_FLEET_MODEL": "llama"}
         settings = tmp_path / "settings.toml"
         settings.write_text(f"[limits]\nstanding = {PLACES}\nstanding_per_connection = {PLACES}\n")
         found = stack.enter_context(
             fleet(tmp_path / "fleet", "--config", str(settings), "--metrics", "127.0.0.1:0", **environment)
         )
-        made = Pool(leads, servers, found["address"], found["metrics"])
+        made = Pool(leads, servers, found, collector)
         made.wait_until_paired()
         yield made
 
@@ -96,6 +105,21 @@ def test_without_a_pair_the_decode_engine_computes_alone_and_nobody_names_anothe
         assert "llama" not in ask(address, "POST", "/v1/completions", b"x")[1], "a client may be anybody"
         assert pool.choices() == {"pair", "alone", "none"}
         wait_until(lambda: "no_pair_of_llama" in (tmp_path / "envoy" / "access.log").read_text())
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL_DUPLEX_STREAMED"])
+def test_a_request_with_a_trace_has_a_span_at_the_picker(pool: Pool, tmp_path: Path, mode: str) -> None:
+    with gateway(tmp_path / "envoy", pool.picker, mode) as address:
+        for context in (UNSAMPLED, SAMPLED):
+            assert ask(address, "POST", "/v1/completions", b"x" * 100_000, traceparent=context) == (200, "d")
+            assert pool.last("d")[0][TRACEPARENT] == context, "the picker leaves the client's context as it is"
+
+        def spans() -> list[Span]:
+            return [span for span in pool.collector.spans if span.name == PROCESS]
+
+        wait_until(lambda: bool(spans()))
+    (span,) = spans()
+    assert (span.trace_id, span.parent_id, span.failed) == (TRACE, PARENT, False)
 
 
 def test_the_gateway_says_which_engines_are_allowed(pool: Pool, tmp_path: Path) -> None:

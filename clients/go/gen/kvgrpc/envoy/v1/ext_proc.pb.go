@@ -208,9 +208,11 @@ func (*ProcessingRequest_RequestTrailers) isProcessingRequest_Request() {}
 
 func (*ProcessingRequest_ResponseTrailers) isProcessingRequest_Request() {}
 
-// Headers of a request or of an answer. The headers themselves are not read.
+// Headers of a request or of an answer. Only the trace context of a request is read.
 type HttpHeaders struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// The headers. Those of a client may hold secrets.
+	Headers *HeaderMap `protobuf:"bytes,1,opt,name=headers,proto3" json:"headers,omitempty"`
 	// True if no body follows.
 	EndOfStream   bool `protobuf:"varint,3,opt,name=end_of_stream,json=endOfStream,proto3" json:"end_of_stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -247,11 +249,64 @@ func (*HttpHeaders) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{1}
 }
 
+func (x *HttpHeaders) GetHeaders() *HeaderMap {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
 func (x *HttpHeaders) GetEndOfStream() bool {
 	if x != nil {
 		return x.EndOfStream
 	}
 	return false
+}
+
+// Headers, in their order.
+type HeaderMap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The headers.
+	Headers       []*HeaderValue `protobuf:"bytes,1,rep,name=headers,proto3" json:"headers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeaderMap) Reset() {
+	*x = HeaderMap{}
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeaderMap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeaderMap) ProtoMessage() {}
+
+func (x *HeaderMap) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeaderMap.ProtoReflect.Descriptor instead.
+func (*HeaderMap) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HeaderMap) GetHeaders() []*HeaderValue {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
 }
 
 // A piece of a body.
@@ -267,7 +322,7 @@ type HttpBody struct {
 
 func (x *HttpBody) Reset() {
 	*x = HttpBody{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[2]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -279,7 +334,7 @@ func (x *HttpBody) String() string {
 func (*HttpBody) ProtoMessage() {}
 
 func (x *HttpBody) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[2]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -292,7 +347,7 @@ func (x *HttpBody) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpBody.ProtoReflect.Descriptor instead.
 func (*HttpBody) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *HttpBody) GetBody() []byte {
@@ -318,7 +373,7 @@ type HttpTrailers struct {
 
 func (x *HttpTrailers) Reset() {
 	*x = HttpTrailers{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[3]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +385,7 @@ func (x *HttpTrailers) String() string {
 func (*HttpTrailers) ProtoMessage() {}
 
 func (x *HttpTrailers) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[3]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +398,7 @@ func (x *HttpTrailers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpTrailers.ProtoReflect.Descriptor instead.
 func (*HttpTrailers) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{4}
 }
 
 // What filters of Envoy say.
@@ -357,7 +412,7 @@ type Metadata struct {
 
 func (x *Metadata) Reset() {
 	*x = Metadata{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[4]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -369,7 +424,7 @@ func (x *Metadata) String() string {
 func (*Metadata) ProtoMessage() {}
 
 func (x *Metadata) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[4]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -382,7 +437,7 @@ func (x *Metadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metadata.ProtoReflect.Descriptor instead.
 func (*Metadata) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Metadata) GetFilterMetadata() map[string]*structpb.Struct {
@@ -405,7 +460,7 @@ type ProtocolConfiguration struct {
 
 func (x *ProtocolConfiguration) Reset() {
 	*x = ProtocolConfiguration{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[5]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -417,7 +472,7 @@ func (x *ProtocolConfiguration) String() string {
 func (*ProtocolConfiguration) ProtoMessage() {}
 
 func (x *ProtocolConfiguration) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[5]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -430,7 +485,7 @@ func (x *ProtocolConfiguration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtocolConfiguration.ProtoReflect.Descriptor instead.
 func (*ProtocolConfiguration) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ProtocolConfiguration) GetRequestBodyMode() int32 {
@@ -470,7 +525,7 @@ type ProcessingResponse struct {
 
 func (x *ProcessingResponse) Reset() {
 	*x = ProcessingResponse{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[6]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +537,7 @@ func (x *ProcessingResponse) String() string {
 func (*ProcessingResponse) ProtoMessage() {}
 
 func (x *ProcessingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[6]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +550,7 @@ func (x *ProcessingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessingResponse.ProtoReflect.Descriptor instead.
 func (*ProcessingResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ProcessingResponse) GetResponse() isProcessingResponse_Response {
@@ -639,7 +694,7 @@ type HeadersResponse struct {
 
 func (x *HeadersResponse) Reset() {
 	*x = HeadersResponse{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[7]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +706,7 @@ func (x *HeadersResponse) String() string {
 func (*HeadersResponse) ProtoMessage() {}
 
 func (x *HeadersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[7]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +719,7 @@ func (x *HeadersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeadersResponse.ProtoReflect.Descriptor instead.
 func (*HeadersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HeadersResponse) GetResponse() *CommonResponse {
@@ -685,7 +740,7 @@ type BodyResponse struct {
 
 func (x *BodyResponse) Reset() {
 	*x = BodyResponse{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[8]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +752,7 @@ func (x *BodyResponse) String() string {
 func (*BodyResponse) ProtoMessage() {}
 
 func (x *BodyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[8]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +765,7 @@ func (x *BodyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BodyResponse.ProtoReflect.Descriptor instead.
 func (*BodyResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BodyResponse) GetResponse() *CommonResponse {
@@ -729,7 +784,7 @@ type TrailersResponse struct {
 
 func (x *TrailersResponse) Reset() {
 	*x = TrailersResponse{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[9]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +796,7 @@ func (x *TrailersResponse) String() string {
 func (*TrailersResponse) ProtoMessage() {}
 
 func (x *TrailersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[9]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +809,7 @@ func (x *TrailersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrailersResponse.ProtoReflect.Descriptor instead.
 func (*TrailersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{10}
 }
 
 // Changes of a part.
@@ -772,7 +827,7 @@ type CommonResponse struct {
 
 func (x *CommonResponse) Reset() {
 	*x = CommonResponse{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[10]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -784,7 +839,7 @@ func (x *CommonResponse) String() string {
 func (*CommonResponse) ProtoMessage() {}
 
 func (x *CommonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[10]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -797,7 +852,7 @@ func (x *CommonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommonResponse.ProtoReflect.Descriptor instead.
 func (*CommonResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CommonResponse) GetHeaderMutation() *HeaderMutation {
@@ -834,7 +889,7 @@ type HeaderMutation struct {
 
 func (x *HeaderMutation) Reset() {
 	*x = HeaderMutation{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[11]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +901,7 @@ func (x *HeaderMutation) String() string {
 func (*HeaderMutation) ProtoMessage() {}
 
 func (x *HeaderMutation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[11]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +914,7 @@ func (x *HeaderMutation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeaderMutation.ProtoReflect.Descriptor instead.
 func (*HeaderMutation) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HeaderMutation) GetSetHeaders() []*HeaderValueOption {
@@ -889,7 +944,7 @@ type HeaderValueOption struct {
 
 func (x *HeaderValueOption) Reset() {
 	*x = HeaderValueOption{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[12]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +956,7 @@ func (x *HeaderValueOption) String() string {
 func (*HeaderValueOption) ProtoMessage() {}
 
 func (x *HeaderValueOption) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[12]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +969,7 @@ func (x *HeaderValueOption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeaderValueOption.ProtoReflect.Descriptor instead.
 func (*HeaderValueOption) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HeaderValueOption) GetHeader() *HeaderValue {
@@ -936,6 +991,8 @@ type HeaderValue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Its value, from an Envoy that sends no raw_value.
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// Its value.
 	RawValue      []byte `protobuf:"bytes,3,opt,name=raw_value,json=rawValue,proto3" json:"raw_value,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -944,7 +1001,7 @@ type HeaderValue struct {
 
 func (x *HeaderValue) Reset() {
 	*x = HeaderValue{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[13]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1013,7 @@ func (x *HeaderValue) String() string {
 func (*HeaderValue) ProtoMessage() {}
 
 func (x *HeaderValue) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[13]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,12 +1026,19 @@ func (x *HeaderValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeaderValue.ProtoReflect.Descriptor instead.
 func (*HeaderValue) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HeaderValue) GetKey() string {
 	if x != nil {
 		return x.Key
+	}
+	return ""
+}
+
+func (x *HeaderValue) GetValue() string {
+	if x != nil {
+		return x.Value
 	}
 	return ""
 }
@@ -997,7 +1061,7 @@ type BodyMutation struct {
 
 func (x *BodyMutation) Reset() {
 	*x = BodyMutation{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[14]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1073,7 @@ func (x *BodyMutation) String() string {
 func (*BodyMutation) ProtoMessage() {}
 
 func (x *BodyMutation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[14]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1086,7 @@ func (x *BodyMutation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BodyMutation.ProtoReflect.Descriptor instead.
 func (*BodyMutation) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BodyMutation) GetStreamedResponse() *StreamedBodyResponse {
@@ -1045,7 +1109,7 @@ type StreamedBodyResponse struct {
 
 func (x *StreamedBodyResponse) Reset() {
 	*x = StreamedBodyResponse{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[15]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1121,7 @@ func (x *StreamedBodyResponse) String() string {
 func (*StreamedBodyResponse) ProtoMessage() {}
 
 func (x *StreamedBodyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[15]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1134,7 @@ func (x *StreamedBodyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamedBodyResponse.ProtoReflect.Descriptor instead.
 func (*StreamedBodyResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StreamedBodyResponse) GetBody() []byte {
@@ -1102,7 +1166,7 @@ type ImmediateResponse struct {
 
 func (x *ImmediateResponse) Reset() {
 	*x = ImmediateResponse{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[16]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1178,7 @@ func (x *ImmediateResponse) String() string {
 func (*ImmediateResponse) ProtoMessage() {}
 
 func (x *ImmediateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[16]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1191,7 @@ func (x *ImmediateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImmediateResponse.ProtoReflect.Descriptor instead.
 func (*ImmediateResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ImmediateResponse) GetStatus() *HttpStatus {
@@ -1162,7 +1226,7 @@ type HttpStatus struct {
 
 func (x *HttpStatus) Reset() {
 	*x = HttpStatus{}
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[17]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1238,7 @@ func (x *HttpStatus) String() string {
 func (*HttpStatus) ProtoMessage() {}
 
 func (x *HttpStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[17]
+	mi := &file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1251,7 @@ func (x *HttpStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpStatus.ProtoReflect.Descriptor instead.
 func (*HttpStatus) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *HttpStatus) GetCode() int32 {
@@ -1213,9 +1277,12 @@ const file_kvgrpc_envoy_v1_ext_proc_proto_rawDesc = "" +
 	"\x12observability_mode\x18\n" +
 	" \x01(\bR\x11observabilityMode\x12O\n" +
 	"\x0fprotocol_config\x18\v \x01(\v2&.kvgrpc.envoy.v1.ProtocolConfigurationR\x0eprotocolConfigB\t\n" +
-	"\arequest\"1\n" +
-	"\vHttpHeaders\x12\"\n" +
-	"\rend_of_stream\x18\x03 \x01(\bR\vendOfStream\"B\n" +
+	"\arequest\"l\n" +
+	"\vHttpHeaders\x129\n" +
+	"\aheaders\x18\x01 \x01(\v2\x1a.kvgrpc.envoy.v1.HeaderMapB\x03\x80\x01\x01R\aheaders\x12\"\n" +
+	"\rend_of_stream\x18\x03 \x01(\bR\vendOfStream\"C\n" +
+	"\tHeaderMap\x126\n" +
+	"\aheaders\x18\x01 \x03(\v2\x1c.kvgrpc.envoy.v1.HeaderValueR\aheaders\"B\n" +
 	"\bHttpBody\x12\x12\n" +
 	"\x04body\x18\x01 \x01(\fR\x04body\x12\"\n" +
 	"\rend_of_stream\x18\x02 \x01(\bR\vendOfStream\"\x0e\n" +
@@ -1254,9 +1321,10 @@ const file_kvgrpc_envoy_v1_ext_proc_proto_rawDesc = "" +
 	"\x0eremove_headers\x18\x02 \x03(\tR\rremoveHeaders\"n\n" +
 	"\x11HeaderValueOption\x124\n" +
 	"\x06header\x18\x01 \x01(\v2\x1c.kvgrpc.envoy.v1.HeaderValueR\x06header\x12#\n" +
-	"\rappend_action\x18\x03 \x01(\x05R\fappendAction\"<\n" +
+	"\rappend_action\x18\x03 \x01(\x05R\fappendAction\"R\n" +
 	"\vHeaderValue\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1b\n" +
 	"\traw_value\x18\x03 \x01(\fR\brawValue\"b\n" +
 	"\fBodyMutation\x12R\n" +
 	"\x11streamed_response\x18\x03 \x01(\v2%.kvgrpc.envoy.v1.StreamedBodyResponseR\x10streamedResponse\"N\n" +
@@ -1283,61 +1351,64 @@ func file_kvgrpc_envoy_v1_ext_proc_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_envoy_v1_ext_proc_proto_rawDescData
 }
 
-var file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_kvgrpc_envoy_v1_ext_proc_proto_goTypes = []any{
 	(*ProcessingRequest)(nil),     // 0: kvgrpc.envoy.v1.ProcessingRequest
 	(*HttpHeaders)(nil),           // 1: kvgrpc.envoy.v1.HttpHeaders
-	(*HttpBody)(nil),              // 2: kvgrpc.envoy.v1.HttpBody
-	(*HttpTrailers)(nil),          // 3: kvgrpc.envoy.v1.HttpTrailers
-	(*Metadata)(nil),              // 4: kvgrpc.envoy.v1.Metadata
-	(*ProtocolConfiguration)(nil), // 5: kvgrpc.envoy.v1.ProtocolConfiguration
-	(*ProcessingResponse)(nil),    // 6: kvgrpc.envoy.v1.ProcessingResponse
-	(*HeadersResponse)(nil),       // 7: kvgrpc.envoy.v1.HeadersResponse
-	(*BodyResponse)(nil),          // 8: kvgrpc.envoy.v1.BodyResponse
-	(*TrailersResponse)(nil),      // 9: kvgrpc.envoy.v1.TrailersResponse
-	(*CommonResponse)(nil),        // 10: kvgrpc.envoy.v1.CommonResponse
-	(*HeaderMutation)(nil),        // 11: kvgrpc.envoy.v1.HeaderMutation
-	(*HeaderValueOption)(nil),     // 12: kvgrpc.envoy.v1.HeaderValueOption
-	(*HeaderValue)(nil),           // 13: kvgrpc.envoy.v1.HeaderValue
-	(*BodyMutation)(nil),          // 14: kvgrpc.envoy.v1.BodyMutation
-	(*StreamedBodyResponse)(nil),  // 15: kvgrpc.envoy.v1.StreamedBodyResponse
-	(*ImmediateResponse)(nil),     // 16: kvgrpc.envoy.v1.ImmediateResponse
-	(*HttpStatus)(nil),            // 17: kvgrpc.envoy.v1.HttpStatus
-	nil,                           // 18: kvgrpc.envoy.v1.Metadata.FilterMetadataEntry
-	(*structpb.Struct)(nil),       // 19: google.protobuf.Struct
+	(*HeaderMap)(nil),             // 2: kvgrpc.envoy.v1.HeaderMap
+	(*HttpBody)(nil),              // 3: kvgrpc.envoy.v1.HttpBody
+	(*HttpTrailers)(nil),          // 4: kvgrpc.envoy.v1.HttpTrailers
+	(*Metadata)(nil),              // 5: kvgrpc.envoy.v1.Metadata
+	(*ProtocolConfiguration)(nil), // 6: kvgrpc.envoy.v1.ProtocolConfiguration
+	(*ProcessingResponse)(nil),    // 7: kvgrpc.envoy.v1.ProcessingResponse
+	(*HeadersResponse)(nil),       // 8: kvgrpc.envoy.v1.HeadersResponse
+	(*BodyResponse)(nil),          // 9: kvgrpc.envoy.v1.BodyResponse
+	(*TrailersResponse)(nil),      // 10: kvgrpc.envoy.v1.TrailersResponse
+	(*CommonResponse)(nil),        // 11: kvgrpc.envoy.v1.CommonResponse
+	(*HeaderMutation)(nil),        // 12: kvgrpc.envoy.v1.HeaderMutation
+	(*HeaderValueOption)(nil),     // 13: kvgrpc.envoy.v1.HeaderValueOption
+	(*HeaderValue)(nil),           // 14: kvgrpc.envoy.v1.HeaderValue
+	(*BodyMutation)(nil),          // 15: kvgrpc.envoy.v1.BodyMutation
+	(*StreamedBodyResponse)(nil),  // 16: kvgrpc.envoy.v1.StreamedBodyResponse
+	(*ImmediateResponse)(nil),     // 17: kvgrpc.envoy.v1.ImmediateResponse
+	(*HttpStatus)(nil),            // 18: kvgrpc.envoy.v1.HttpStatus
+	nil,                           // 19: kvgrpc.envoy.v1.Metadata.FilterMetadataEntry
+	(*structpb.Struct)(nil),       // 20: google.protobuf.Struct
 }
 var file_kvgrpc_envoy_v1_ext_proc_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.envoy.v1.ProcessingRequest.request_headers:type_name -> kvgrpc.envoy.v1.HttpHeaders
 	1,  // 1: kvgrpc.envoy.v1.ProcessingRequest.response_headers:type_name -> kvgrpc.envoy.v1.HttpHeaders
-	2,  // 2: kvgrpc.envoy.v1.ProcessingRequest.request_body:type_name -> kvgrpc.envoy.v1.HttpBody
-	2,  // 3: kvgrpc.envoy.v1.ProcessingRequest.response_body:type_name -> kvgrpc.envoy.v1.HttpBody
-	3,  // 4: kvgrpc.envoy.v1.ProcessingRequest.request_trailers:type_name -> kvgrpc.envoy.v1.HttpTrailers
-	3,  // 5: kvgrpc.envoy.v1.ProcessingRequest.response_trailers:type_name -> kvgrpc.envoy.v1.HttpTrailers
-	4,  // 6: kvgrpc.envoy.v1.ProcessingRequest.metadata_context:type_name -> kvgrpc.envoy.v1.Metadata
-	5,  // 7: kvgrpc.envoy.v1.ProcessingRequest.protocol_config:type_name -> kvgrpc.envoy.v1.ProtocolConfiguration
-	18, // 8: kvgrpc.envoy.v1.Metadata.filter_metadata:type_name -> kvgrpc.envoy.v1.Metadata.FilterMetadataEntry
-	7,  // 9: kvgrpc.envoy.v1.ProcessingResponse.request_headers:type_name -> kvgrpc.envoy.v1.HeadersResponse
-	7,  // 10: kvgrpc.envoy.v1.ProcessingResponse.response_headers:type_name -> kvgrpc.envoy.v1.HeadersResponse
-	8,  // 11: kvgrpc.envoy.v1.ProcessingResponse.request_body:type_name -> kvgrpc.envoy.v1.BodyResponse
-	8,  // 12: kvgrpc.envoy.v1.ProcessingResponse.response_body:type_name -> kvgrpc.envoy.v1.BodyResponse
-	9,  // 13: kvgrpc.envoy.v1.ProcessingResponse.request_trailers:type_name -> kvgrpc.envoy.v1.TrailersResponse
-	9,  // 14: kvgrpc.envoy.v1.ProcessingResponse.response_trailers:type_name -> kvgrpc.envoy.v1.TrailersResponse
-	16, // 15: kvgrpc.envoy.v1.ProcessingResponse.immediate_response:type_name -> kvgrpc.envoy.v1.ImmediateResponse
-	19, // 16: kvgrpc.envoy.v1.ProcessingResponse.dynamic_metadata:type_name -> google.protobuf.Struct
-	10, // 17: kvgrpc.envoy.v1.HeadersResponse.response:type_name -> kvgrpc.envoy.v1.CommonResponse
-	10, // 18: kvgrpc.envoy.v1.BodyResponse.response:type_name -> kvgrpc.envoy.v1.CommonResponse
-	11, // 19: kvgrpc.envoy.v1.CommonResponse.header_mutation:type_name -> kvgrpc.envoy.v1.HeaderMutation
-	14, // 20: kvgrpc.envoy.v1.CommonResponse.body_mutation:type_name -> kvgrpc.envoy.v1.BodyMutation
-	12, // 21: kvgrpc.envoy.v1.HeaderMutation.set_headers:type_name -> kvgrpc.envoy.v1.HeaderValueOption
-	13, // 22: kvgrpc.envoy.v1.HeaderValueOption.header:type_name -> kvgrpc.envoy.v1.HeaderValue
-	15, // 23: kvgrpc.envoy.v1.BodyMutation.streamed_response:type_name -> kvgrpc.envoy.v1.StreamedBodyResponse
-	17, // 24: kvgrpc.envoy.v1.ImmediateResponse.status:type_name -> kvgrpc.envoy.v1.HttpStatus
-	19, // 25: kvgrpc.envoy.v1.Metadata.FilterMetadataEntry.value:type_name -> google.protobuf.Struct
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	3,  // 2: kvgrpc.envoy.v1.ProcessingRequest.request_body:type_name -> kvgrpc.envoy.v1.HttpBody
+	3,  // 3: kvgrpc.envoy.v1.ProcessingRequest.response_body:type_name -> kvgrpc.envoy.v1.HttpBody
+	4,  // 4: kvgrpc.envoy.v1.ProcessingRequest.request_trailers:type_name -> kvgrpc.envoy.v1.HttpTrailers
+	4,  // 5: kvgrpc.envoy.v1.ProcessingRequest.response_trailers:type_name -> kvgrpc.envoy.v1.HttpTrailers
+	5,  // 6: kvgrpc.envoy.v1.ProcessingRequest.metadata_context:type_name -> kvgrpc.envoy.v1.Metadata
+	6,  // 7: kvgrpc.envoy.v1.ProcessingRequest.protocol_config:type_name -> kvgrpc.envoy.v1.ProtocolConfiguration
+	2,  // 8: kvgrpc.envoy.v1.HttpHeaders.headers:type_name -> kvgrpc.envoy.v1.HeaderMap
+	14, // 9: kvgrpc.envoy.v1.HeaderMap.headers:type_name -> kvgrpc.envoy.v1.HeaderValue
+	19, // 10: kvgrpc.envoy.v1.Metadata.filter_metadata:type_name -> kvgrpc.envoy.v1.Metadata.FilterMetadataEntry
+	8,  // 11: kvgrpc.envoy.v1.ProcessingResponse.request_headers:type_name -> kvgrpc.envoy.v1.HeadersResponse
+	8,  // 12: kvgrpc.envoy.v1.ProcessingResponse.response_headers:type_name -> kvgrpc.envoy.v1.HeadersResponse
+	9,  // 13: kvgrpc.envoy.v1.ProcessingResponse.request_body:type_name -> kvgrpc.envoy.v1.BodyResponse
+	9,  // 14: kvgrpc.envoy.v1.ProcessingResponse.response_body:type_name -> kvgrpc.envoy.v1.BodyResponse
+	10, // 15: kvgrpc.envoy.v1.ProcessingResponse.request_trailers:type_name -> kvgrpc.envoy.v1.TrailersResponse
+	10, // 16: kvgrpc.envoy.v1.ProcessingResponse.response_trailers:type_name -> kvgrpc.envoy.v1.TrailersResponse
+	17, // 17: kvgrpc.envoy.v1.ProcessingResponse.immediate_response:type_name -> kvgrpc.envoy.v1.ImmediateResponse
+	20, // 18: kvgrpc.envoy.v1.ProcessingResponse.dynamic_metadata:type_name -> google.protobuf.Struct
+	11, // 19: kvgrpc.envoy.v1.HeadersResponse.response:type_name -> kvgrpc.envoy.v1.CommonResponse
+	11, // 20: kvgrpc.envoy.v1.BodyResponse.response:type_name -> kvgrpc.envoy.v1.CommonResponse
+	12, // 21: kvgrpc.envoy.v1.CommonResponse.header_mutation:type_name -> kvgrpc.envoy.v1.HeaderMutation
+	15, // 22: kvgrpc.envoy.v1.CommonResponse.body_mutation:type_name -> kvgrpc.envoy.v1.BodyMutation
+	13, // 23: kvgrpc.envoy.v1.HeaderMutation.set_headers:type_name -> kvgrpc.envoy.v1.HeaderValueOption
+	14, // 24: kvgrpc.envoy.v1.HeaderValueOption.header:type_name -> kvgrpc.envoy.v1.HeaderValue
+	16, // 25: kvgrpc.envoy.v1.BodyMutation.streamed_response:type_name -> kvgrpc.envoy.v1.StreamedBodyResponse
+	18, // 26: kvgrpc.envoy.v1.ImmediateResponse.status:type_name -> kvgrpc.envoy.v1.HttpStatus
+	20, // 27: kvgrpc.envoy.v1.Metadata.FilterMetadataEntry.value:type_name -> google.protobuf.Struct
+	28, // [28:28] is the sub-list for method output_type
+	28, // [28:28] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_envoy_v1_ext_proc_proto_init() }
@@ -1353,7 +1424,7 @@ func file_kvgrpc_envoy_v1_ext_proc_proto_init() {
 		(*ProcessingRequest_RequestTrailers)(nil),
 		(*ProcessingRequest_ResponseTrailers)(nil),
 	}
-	file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[6].OneofWrappers = []any{
+	file_kvgrpc_envoy_v1_ext_proc_proto_msgTypes[7].OneofWrappers = []any{
 		(*ProcessingResponse_RequestHeaders)(nil),
 		(*ProcessingResponse_ResponseHeaders)(nil),
 		(*ProcessingResponse_RequestBody)(nil),
@@ -1368,7 +1439,7 @@ func file_kvgrpc_envoy_v1_ext_proc_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_envoy_v1_ext_proc_proto_rawDesc), len(file_kvgrpc_envoy_v1_ext_proc_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
