@@ -20,9 +20,9 @@ CHECK_TIMEOUT_S = 2.0
 CHECKS_MAX = 64
 """Maximum number of health checks at a time."""
 LOOK_S = 0.1
-"""Time between two looks for checks that are due, in seconds. A look's checks begin one by one within it."""
-APART_S = 0.001
-"""Shortest pause between two checks of a look, in seconds."""
+"""Time between two looks for checks that are due, in seconds. A look's checks begin a few at a time within it."""
+APART_S = 0.01
+"""Shortest pause between checks of one look, in seconds. Each check alone would wake the loop far more often."""
 REASONS_MAX = 4
 """Maximum number of reasons that are logged for one outage."""
 AskHealth = Callable[[HealthCheck], Awaitable[bool]]

@@ -6,6 +6,7 @@ import type { Duration } from "../gen/google/protobuf/duration.js";
 import type { TransferWait } from "../gen/kvgrpc/v1/transfer.js";
 import { milliseconds } from "./durations.js";
 import { fromStatus, KvGrpcError, type Called } from "./errors.js";
+import { notBegun } from "./retryable.js";
 import { Stream } from "./stream.js";
 
 /** A method of the generated services. */
@@ -54,6 +55,9 @@ const LONGEST_WAIT_MS = 60_000;
 const PUT_TENSOR_MS = 120_000;
 const LONGEST_PUT_TENSOR_MS = 600_000;
 
+/** Maximum number of repeats of a call that a server which ends has not begun. */
+const NOT_BEGUN_REPEATS = 2;
+
 interface Waiting {
   timeout?: Duration;
   wait?: Duration | TransferWait;
@@ -93,10 +97,28 @@ export class Caller {
     request: Request,
     options: CallOptions = {},
   ): Promise<Response> {
-    const { signal } = options;
-    this.check(signal);
+    this.check(options.signal);
     const idempotencyKey = setIdempotencyKey(request as Record<string, unknown>);
-    const timeoutMs = options.timeoutMs ?? this.timeoutMs(method.path, request as object);
+    const until = deadline(options.timeoutMs ?? this.timeoutMs(method.path, request as object));
+    const called = { ...this.called(method), idempotencyKey };
+    for (let repeats = 0; ; repeats++) {
+      try {
+        return await this.once(method, request, options, until, called);
+      } catch (error) {
+        const ended = this.closed || options.signal?.aborted;
+        if (ended || repeats === NOT_BEGUN_REPEATS || !notBegun(error)) throw error;
+      }
+    }
+  }
+
+  private once<Request, Response>(
+    method: Method<Request, Response>,
+    request: Request,
+    options: CallOptions,
+    until: GrpcCallOptions,
+    called: Called,
+  ): Promise<Response> {
+    const { signal } = options;
     return new Promise((resolve, reject) => {
       const abort = () => call.cancel();
       const call = this.client.makeUnaryRequest(
@@ -105,11 +127,11 @@ export class Caller {
         method.responseDeserialize,
         request,
         this.metadata(options),
-        deadline(timeoutMs),
+        until,
         (failed, response) => {
           signal?.removeEventListener("abort", abort);
           if (!failed) resolve(response!);
-          else reject(signal?.aborted ? signal.reason : fromStatus(failed, { ...this.called(method), idempotencyKey }));
+          else reject(signal?.aborted ? signal.reason : fromStatus(failed, called));
         },
       );
       signal?.addEventListener("abort", abort, { once: true });

@@ -24,6 +24,14 @@ export function passing(error: unknown): KvGrpcError {
   throw error;
 }
 
+/**
+ * Returns whether a server may have received a call and not begun it when it ended: gRPC ends such a call with CANCELLED
+ * and no reason.
+ */
+export function notBegun(error: unknown): boolean {
+  return error instanceof KvGrpcError && error.code === status.CANCELLED && error.reason === "UNSPECIFIED";
+}
+
 /** Returns the error of a stream that a server ended without an error. */
 export function endedStream(what: string): KvGrpcError {
   return new KvGrpcError(status.UNAVAILABLE, `the server ended ${what}`);

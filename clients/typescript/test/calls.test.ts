@@ -45,6 +45,36 @@ test("nothing but UNAVAILABLE is repeated", async (t) => {
   assert.equal(keys.length, 1);
 });
 
+test("a call that an ending server has not begun is repeated twice at most, under one idempotency key", async (t) => {
+  const { CANCELLED } = status;
+  const { keys, handlers } = allocations([CANCELLED, CANCELLED, CANCELLED, CANCELLED]);
+  const engine = await start(t, handlers);
+  await assert.rejects(engine.pool.allocateBlocks({}), { code: CANCELLED });
+  assert.equal(keys.length, 3);
+  await engine.pool.allocateBlocks({});
+  assert.equal(keys.length, 5);
+  assert.equal(new Set(keys).size, 2);
+});
+
+test("a call that a server cancels for a reason, or its caller, is not repeated", async (t) => {
+  let calls = 0;
+  const allocateBlocks = () => {
+    calls++;
+    throw refusal(status.CANCELLED, "no", { reason: "CANCELLED" });
+  };
+  const stopping = new AbortController();
+  const getStatus = () => {
+    calls++;
+    stopping.abort(new Error("enough"));
+    return new Promise<never>(() => {});
+  };
+  const engine = await start(t, { pool: { allocateBlocks }, admin: { getStatus } });
+  await assert.rejects(engine.pool.allocateBlocks({}), { code: status.CANCELLED });
+  assert.equal(calls, 1);
+  await assert.rejects(engine.admin.getStatus({}, { signal: stopping.signal }), { message: "enough" });
+  assert.equal(calls, 2);
+});
+
 test("each call has an idempotency key of its own, unless the caller states one", async (t) => {
   const { keys, handlers } = allocations([]);
   const engine = await start(t, handlers);
