@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_request_with_a_long_id_gets_its_kv_and_blocks_are_sought_for_it(
     sides: tuple[At, At], labelled: bool
 ) -> None:
     (p, d), long = sides, "r" * 300
-    label = {"label": long} if labelled else {}
+    label: dict[str, Any] = {"label": long} if labelled else {}
     d.scheduler.arrived(ScheduledRequest(long, PROMPT, take=Offer(p.prefilled(give(**label))), **label))
     d.scheduler.allocated(long, TARGET, 0, d.scheduler.match(long, 0).tokens)
     assert d.told(LoadEnded).loss is None

@@ -43,7 +43,7 @@ def test_requests_with_long_ids_give_and_take(worker: Callable[..., Worker], sen
     d.step(expects=[ExpectTask(long, key, p.address, PARTS[:1], label=label)])
     put = put_of(key, PARTS[0], [4, 7], "" if send is SendMode.GET else d.address)
     p.step(puts=[replace(put, request_id=long)])
-    wait_until(lambda: d.hears().held[long, key, 1] == 1 or d.heard.lost)
+    wait_until(lambda: d.hears().held[long, key, 1] == 1 or bool(d.heard.lost))
     assert not d.heard.lost
 
 
