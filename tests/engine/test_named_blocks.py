@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -45,4 +45,4 @@ def test_token_ids_are_the_same_content_in_whatever_sequence_they_come(
     assert list(content(form(ids), adapter="a").message.tokens.token_ids) == ids
     for wrong in (-1, 2**32):
         with pytest.raises(InvalidRequest):
-            content(np.array([*range(1, count), wrong]))
+            content(cast(Any, np.array([*range(1, count), wrong])))

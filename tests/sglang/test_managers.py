@@ -79,8 +79,12 @@ def test_a_first_chunk_between_two_leads_of_prefill_fails_its_request(prefill: S
     sender.send(numbers((20,)))
     assert sender.poll() == FAILED
     sender.abort()
-    # A lead is replaced in polls.
-    polled_until(lambda: (prefill.manager.hear(0.01), receiver.poll())[1] == FAILED, lambda: receiver._failure)
+
+    def refused() -> bool:
+        prefill.manager.hear(0.01)  # a lead is replaced in polls
+        return bool(receiver.poll() == FAILED)
+
+    polled_until(refused, lambda: receiver._failure)
     hand_over(prefill, decode, 3)
 
 
