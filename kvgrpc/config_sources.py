@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvgrpc.config import TABLES, Config
@@ -29,11 +30,16 @@ RELOADED = ("dial_allow", "drain_s", "log_level", "log_format")
 """Settings that change while the server runs. The files of `tls`, `identity` and `tokens` are watched anyway."""
 RELOADED_LIMITS = ("wait_s", "request_ttl_s")
 """Limits that change while the server runs. The state of the core has the others."""
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """Returns the configuration from file, environment and flags (None: not given). Raises InvalidRequest."""
-    merged: dict[str, Any] = {}
+def load(
+    path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], defaults: Mapping[str, Any] = _NONE
+) -> Config:
+    """Returns the configuration from file, environment and flags (None: not given). `defaults` hold where no source
+    names a setting. Raises InvalidRequest.
+    """
+    merged = dict(defaults)
     if path is not None:
         try:
             merged |= tomllib.loads(_text(path))

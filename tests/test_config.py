@@ -87,6 +87,15 @@ def test_flags_override_everything_and_a_flag_that_is_not_given_nothing(file: Pa
     assert (config.engine_id, config.listen, config.data_paths) == ("from-flag", "127.0.0.1:7002", ("shm",))
 
 
+def test_a_default_of_a_command_gives_way_to_every_source(tmp_path: Path) -> None:
+    path, default = tmp_path / "kvgrpc.toml", {"listen": "127.0.0.1:1"}
+    path.write_text("drain_s = 1.0")
+    assert load(path, {}, {"listen": None}, default).listen == "127.0.0.1:1"
+    path.write_text('listen = "127.0.0.1:2"')
+    assert load(path, {}, {}, default).listen == "127.0.0.1:2"
+    assert load(None, {"KVGRPC_LISTEN": "127.0.0.1:3"}, {}, default).listen == "127.0.0.1:3"
+
+
 def test_every_setting_but_the_tables_has_its_variable() -> None:
     addresses = {"listen": "127.0.0.1:1", "admin_listen": "127.0.0.1:3", "metrics": "127.0.0.1:9464"}
     texts = addresses | {"advertise": "host:2", "data_paths": "shm", "dial_allow": "*", "ready_file": ""}

@@ -43,8 +43,8 @@ def fleet(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     Example: [bold]kvgrpc fleet --registry etcd://10.0.0.9:2379 --dial-allow 10.0.0.0/8[/bold]
 
     It asks all leads for their health. Settings come from --config, then from KVGRPC_* variables, then from flags;
-    those of an engine change nothing. Exit codes: 0 stopped by a signal; 2 the configuration is not usable; 3 the
-    address is taken.
+    those of an engine change nothing, and SIGHUP reloads nothing. Exit codes: 0 stopped by a signal; 2 the
+    configuration is not usable; 3 the address is taken.
     """
     from kvgrpc import config_sources  # here, so that other commands do not import numpy
 
@@ -52,13 +52,12 @@ def fleet(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         "listen": listen, "dial_allow": dial_allow, "metrics": metrics, "ready_file": ready_file, "insecure": insecure,
     }  # fmt: skip
     tables = {"KVGRPC_FLEET_REGISTRY": registry, "KVGRPC_TLS_DIR": tls_dir, "KVGRPC_IDENTITY_ROLES": roles}
-    environment = {"KVGRPC_LISTEN": LISTEN} | os.environ if config is None else dict(os.environ)
+    environment = {**os.environ, **{name: text for name, text in tables.items() if text}}
     for number in _STOPS:
         signal.signal(number, lambda *_: sys.exit(0))  # until `_serve` stops in order
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        settings = config_sources.load(
-            config, environment | {name: text for name, text in tables.items() if text}, given | {"pool": False}
-        )
+        settings = config_sources.load(config, environment, given | {"pool": False}, {"listen": LISTEN})
     except KVGrpcError as error:
         raise typer.Exit(report(EXIT_CONFIG, error, "fleet")) from None
     configure_log(settings)

@@ -75,7 +75,9 @@ async def again_and_again(
             ended = error
         if not isinstance(ended, _PASSING):
             raise ended
-        if isinstance(ended, DeadlineExceeded) and clock() - opened >= 0.9 * STREAM_S and not failures:
+        # The server's silence is a DeadlineExceeded, too, however long the stream has lived.
+        by_deadline = isinstance(ended, DeadlineExceeded) and isinstance(ended.__cause__, aio.AioRpcError)
+        if by_deadline and clock() - opened >= 0.9 * STREAM_S and not failures:
             continue
         failures += 1
         if failures == 1:

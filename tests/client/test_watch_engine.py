@@ -98,6 +98,17 @@ async def test_a_silent_server_is_unreachable(
     assert isinstance(silent.error, DeadlineExceeded)
 
 
+async def test_a_server_that_is_silent_as_its_stream_comes_to_an_end_is_unreachable(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_engine, "SILENCE_S", 0.1)
+    server.answers["WatchEngine"] = told(1, ends=False)
+    async with asyncio.timeout(UNTIL_S), aclosing(client.watch_engine()) as events:
+        assert await anext(events) == reply(1)
+        monkeypatch.setattr(watch_engine, "STREAM_S", 0.1)  # of a stream that was opened with more
+        assert isinstance(await anext(events), EngineUnreachable)
+
+
 async def test_a_server_that_ends_streams_is_asked_again_after_a_pause(server: FakeServer, client: Client) -> None:
     server.answers["WatchEngine"] = told(1)
     async with asyncio.timeout(UNTIL_S), aclosing(client.watch_engine()) as events:

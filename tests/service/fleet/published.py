@@ -41,7 +41,9 @@ def key_of(engine: Engine) -> str:
 def fleet(
     folder: Path, *more: str, within: Sequence[str] = (), home: str = "127.0.0.1", **environment: str
 ) -> Iterator[dict[str, str]]:
-    """Runs the command, and gives its addresses. `within` starts it elsewhere, where it has the address `home`."""
+    """Runs the command, and gives its addresses and its `pid`. `within` starts it elsewhere, where it has the address
+    `home`.
+    """
     ready = folder / "fleet.json"
     command = [*within, sys.executable, "-m", "kvgrpc", "fleet", "--listen", f"{home}:0", "--ready-file", str(ready)]
     folder.mkdir(exist_ok=True)
@@ -50,7 +52,7 @@ def fleet(
         try:
             wait_until(lambda: ready.exists() or process.poll() is not None)
             found: dict[str, str] = json.loads(ready.read_text())
-            yield found
+            yield found | {"pid": str(process.pid)}
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0

@@ -1,5 +1,7 @@
 """`kvgrpc fleet` beside a real etcd and real leads: several may run, and each may go."""
 
+import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -89,6 +91,12 @@ def test_settings_that_are_not_usable_end_it_with_one_line(flag: tuple[str, ...]
     command = [sys.executable, "-m", "kvgrpc", "fleet", "--listen", "127.0.0.1:0", *flag]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_a_hangup_of_its_terminal_does_not_end_it(engines_file: EnginesFile, tmp_path: Path) -> None:
+    with fleet(tmp_path / "a", "--registry", engines_file.environment["KVGRPC_FLEET_REGISTRY"]) as one:
+        os.kill(int(one["pid"]), signal.SIGHUP)
+        assert picked(one["address"]) == ("", "")
 
 
 def test_health_says_whether_the_registry_has_answered(engines_file: EnginesFile, tmp_path: Path) -> None:
