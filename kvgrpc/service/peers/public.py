@@ -9,7 +9,7 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import Aborted, Exhausted, KVGrpcError, Unavailable
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.stream import bounded, failure_of
+from kvgrpc.service.peers.stream import bounded, failure_of, readable
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, lease_pb2, lease_pb2_grpc
 from kvgrpc.wire.values import core_reason, duration, grant
 
@@ -25,7 +25,7 @@ async def register_push(
     try:
         stub = handoff_pb2_grpc.HandoffServiceStub(channel(action.peer).channel)
         reply = await stub.RegisterPush(request, timeout=timeout_s, metadata=telemetry.metadata(trace))
-        header = bounded(reply, action.peer).header
+        header = bounded(readable(reply, action.peer).header, action.peer)
         life = peer_key(header.engine_id, header.incarnation)
     except Exception as failed:  # noqa: BLE001 - the transfer waits for an answer in any case
         error = failure_of(failed, "RegisterPush")
