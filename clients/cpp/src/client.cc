@@ -100,6 +100,12 @@ Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest&, const Options& optio
 
 }  // namespace detail
 
+void Client::identify(grpc::ClientContext& context) const {
+  const std::string authorization = shared_->token->authorization();
+  if (!authorization.empty()) context.AddMetadata("authorization", authorization);
+  for (const auto& [key, value] : options().metadata) context.AddMetadata(key, value);
+}
+
 void Client::prepare(grpc::ClientContext& context, const CallOptions& call,
                      std::optional<Nanoseconds> timeout) const {
   if (call.timeout) timeout = call.timeout;
@@ -108,9 +114,7 @@ void Client::prepare(grpc::ClientContext& context, const CallOptions& call,
     const auto span = std::min<Nanoseconds>(*timeout, std::chrono::hours(24 * 365));  // otherwise the sum overflows
     context.set_deadline(std::chrono::system_clock::now() + span);
   }
-  const std::string authorization = shared_->token->authorization();
-  if (!authorization.empty()) context.AddMetadata("authorization", authorization);
-  for (const auto& [key, value] : options().metadata) context.AddMetadata(key, value);
+  identify(context);
   for (const auto& [key, value] : call.metadata) context.AddMetadata(key, value);
   std::string trace = call.traceparent;
   if (trace.empty() && options().traceparent) trace = options().traceparent();

@@ -62,9 +62,8 @@ class Steps::State {
   void open() {
     stream_ = std::make_unique<ScheduleStream>(
         [this](grpc::ClientContext& context, grpc::CompletionQueue& queue, void* tag) {
-          for (const auto* metadata : {&client_.options().metadata, &options_.metadata}) {
-            for (const auto& [key, value] : *metadata) context.AddMetadata(key, value);
-          }
+          client_.identify(context);
+          for (const auto& [key, value] : options_.metadata) context.AddMetadata(key, value);
           return client_.stub<SchedulerStub>()->AsyncSchedule(&context, &queue, tag);
         });
   }

@@ -9,6 +9,7 @@ struct StepsTest : WithServer {
   Mailbox<v1::ScheduleRequest> seen;
   std::atomic<int> streams{0};
   std::string traceparents;
+  std::string authorizations;
 
   // Answers each step, with the number of the stream as its only news, unless `ends` returns a status.
   using Ends = std::function<std::optional<Status>(const v1::ScheduleRequest& step, int stream)>;
@@ -16,6 +17,7 @@ struct StepsTest : WithServer {
     server.schedulers.schedule = [this, ends](ServerContext* context, auto* stream) {
       const int number = ++streams;
       traceparents += metadata_of(*context, "traceparent");
+      authorizations += metadata_of(*context, "authorization");
       v1::ScheduleRequest step;
       while (stream->Read(&step)) {
         seen.put(step);
@@ -44,6 +46,15 @@ TEST_F(StepsTest, StepsGoOverOneStream) {
     EXPECT_EQ(stream_of(steps.step(numbered(seq))), 1U);
     EXPECT_EQ(seen.take().after_seq(), seq);
   }
+}
+
+TEST_F(StepsTest, TheStreamCarriesTheTokenOfTheClient) {
+  serve();
+  Options options;
+  options.token = "t";
+  Steps steps(client(options));
+  steps.step(numbered(1));
+  EXPECT_EQ(authorizations, "Bearer t");
 }
 
 TEST_F(StepsTest, AStepWhoseStreamIsLostIsSentAgainOverAnother) {

@@ -63,7 +63,9 @@ impl Channel {
     pub(crate) fn new(address: &str, options: &Options) -> Result<Self, Error> {
         let invalid = |why: &dyn std::fmt::Display| Error::new(Code::InvalidArgument, format!("{address}: {why}"));
         #[cfg(feature = "tls")]
-        let scheme = if options.tls_files.is_some() { "https" } else { "http" };
+        let secured = options.tls_files.is_some() || options.tls.is_some();
+        #[cfg(feature = "tls")]
+        let scheme = if secured { "https" } else { "http" };
         #[cfg(not(feature = "tls"))]
         let scheme = "http";
         let url = if address.contains("://") { address.to_owned() } else { format!("{scheme}://{address}") };
@@ -76,7 +78,7 @@ impl Channel {
                 endpoint.tls_config(tls).map_err(|error| invalid(&error))?
             }
             Some("https") | None => endpoint,
-            _ if options.tls_files.is_some() => return Err(invalid(&"files of TLS are for https:// addresses")),
+            _ if secured => return Err(invalid(&"settings of TLS are for https:// addresses")),
             _ => endpoint,
         };
         let endpoint = with_pings(endpoint);

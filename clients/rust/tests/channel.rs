@@ -194,3 +194,16 @@ async fn what_cannot_be_an_address_or_a_header_is_refused_at_once() {
     let client = kvgrpc::connect("127.0.0.1:1", Options::default()).unwrap();
     assert_eq!(client.with_traceparent("a\nb").unwrap_err().code(), Code::InvalidArgument);
 }
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn a_client_with_settings_of_tls_never_calls_in_plain_text() {
+    let (server, keys) = failing(0, Code::Unavailable).await;
+    let tls = Some(tonic::transport::ClientTlsConfig::new());
+    let options = Options { tls, deadline: Duration::from_millis(300), ..Options::default() };
+    let secured = kvgrpc::connect(&server.address.to_string(), options.clone()).unwrap();
+    soon(secured.pool().allocate_blocks(AllocateBlocksRequest::default())).await.unwrap_err();
+    assert!(all(keys).is_empty());
+    let refused = kvgrpc::connect(&format!("http://{}", server.address), options);
+    assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
+}

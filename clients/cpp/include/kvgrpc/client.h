@@ -174,6 +174,8 @@ class Client {
   // Gives a context its deadline (that of the options, otherwise `timeout`, otherwise none), metadata and trace.
   void prepare(grpc::ClientContext& context, const CallOptions& options = {},
                std::optional<Nanoseconds> timeout = std::nullopt) const;
+  // Gives a context what every call and every stream carries: the token and the metadata of the client.
+  void identify(grpc::ClientContext& context) const;
 
   // Returns the channel of calls that are made now.
   std::shared_ptr<grpc::Channel> channel() const { return shared_->connections->now()->channel; }
