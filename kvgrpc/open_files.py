@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,17 @@ PAUSE_S = 0.1
 SAY_AGAIN_S = 60.0
 NONE_LEFT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 """Errors for want of descriptors or of memory."""
+_DESCRIPTOR = struct.Struct("=i")
+
+
+def received_with_descriptor(connection: socket.socket, nbytes: int) -> tuple[bytes, list[int]]:
+    """Returns at most `nbytes` bytes and at most one descriptor, which no child inherits. Further ones are closed.
+
+    socket.recv_fds ignores its flags, so that what it returns is inherited.
+    """
+    room = socket.CMSG_LEN(_DESCRIPTOR.size)
+    said, rights, _, _ = connection.recvmsg(nbytes, room, socket.MSG_CMSG_CLOEXEC)
+    return said, [number for _, _, data in rights for (number,) in _DESCRIPTOR.iter_unpack(data)]
 
 
 def limit() -> int:

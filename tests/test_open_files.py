@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -138,3 +139,14 @@ def test_the_limit_is_raised_to_what_the_system_allows() -> None:
     with limited(200):
         open_files.raise_limit()
         assert open_files.limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def test_a_descriptor_that_comes_is_inherited_by_no_child_and_a_second_one_is_closed() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with here, there, Path(os.devnull).open() as given:
+        before = open_descriptors()
+        socket.send_fds(there, [b"ab"], [given.fileno(), given.fileno()])
+        said, (descriptor,) = open_files.received_with_descriptor(here, 2)
+        assert (said, os.get_inheritable(descriptor)) == (b"ab", False)
+        os.close(descriptor)
+        assert open_descriptors() == before

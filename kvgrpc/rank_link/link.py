@@ -17,6 +17,7 @@ import grpc.aio
 from kvgrpc.client.credentials import BearerToken, Credentials
 from kvgrpc.client.tls_probe import TlsProbe
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.open_files import received_with_descriptor
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
 from kvgrpc.service.peers.stream import failure_of
 from kvgrpc.session.v1 import session_pb2
@@ -53,7 +54,7 @@ async def serve(control: socket.socket, address: str, credentials: Credentials) 
     control.setblocking(False)
 
     def take() -> None:
-        data, descriptors, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors = received_with_descriptor(control, 1)
         for descriptor in descriptors:
             link = Link(socket.socket(fileno=descriptor), address, credentials)
             task = loop.create_task(link.run())

@@ -42,6 +42,7 @@ from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, check_seale
 from kvgrpc.datapath.host.own_host import LOOPBACK
 from kvgrpc.datapath.own_user import is_own_user
 from kvgrpc.datapath.shared_folder import SharedFolder, elsewhere, new_name, place_of
+from kvgrpc.open_files import received_with_descriptor
 
 FRAMING = 1
 """Version of how sends are cut and how halves meet. Every change needs another number."""
@@ -52,7 +53,6 @@ SLOTS = 4
 WINDOW_BYTES = SLOTS * SLOT_BYTES
 _NOTICE = struct.Struct("=QQ")
 """Number of the send, and bytes of the message."""
-_DESCRIPTOR = struct.Struct("=i")
 _BACKLOG = 16
 TOKEN_BYTES = 32
 _TOKEN, _LISTENS_AT = "token", "socket"
@@ -258,7 +258,7 @@ class WindowGroup:
             if not is_own_user(credentials(connection)[1]):
                 raise DataPathUnavailable("the other rank is of another user")
             connection.send(peers.token)
-            said, descriptors = _received_with_descriptors(connection)
+            said, descriptors = received_with_descriptor(connection, TOKEN_BYTES + 1)
             try:
                 if not hmac.compare_digest(said, token) or len(descriptors) != 1:
                     raise DataPathFailed("who listens for this rank is not the peer's")
@@ -311,15 +311,6 @@ def _received(connection: socket.socket) -> bytes:
         return connection.recv(TOKEN_BYTES + 1)
     except OSError:
         return b""
-
-
-def _received_with_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Returns what the source states, and at most one descriptor, which no child inherits: socket.recv_fds ignores its
-    flags.
-    """
-    room = socket.CMSG_LEN(_DESCRIPTOR.size)
-    said, rights, _, _ = connection.recvmsg(TOKEN_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
-    return said, [number for _, _, data in rights for (number,) in _DESCRIPTOR.iter_unpack(data)]
 
 
 def _map_window(descriptor: int) -> mmap.mmap:

@@ -13,6 +13,7 @@ import time
 import weakref
 
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.open_files import received_with_descriptor
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import FrameReader
 from kvgrpc.wire.values import stated_error
@@ -148,7 +149,7 @@ class LeadConnection:
         """Returns the frames of one read. `passing`: keeps a descriptor beside them, which no child inherits."""
         try:
             if passing:
-                data, received, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                data, received = received_with_descriptor(self._socket, READ_BYTES)
                 self._descriptors += received
             else:
                 data = self._socket.recv(READ_BYTES)

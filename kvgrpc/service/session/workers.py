@@ -15,6 +15,7 @@ from typing import Protocol
 from kvgrpc.core import events
 from kvgrpc.core.actions import ComputeChecksums, CopyOut, MapPeer, Post, RankAction, Send
 from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, Unavailable, invalid
+from kvgrpc.open_files import received_with_descriptor
 from kvgrpc.service.runner import RankPort
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.frames import encode
@@ -92,10 +93,10 @@ class SocketEnd:
                 raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory in time") from None
             finally:
                 loop.remove_reader(here)
-            _, descriptors, _, _ = socket.recv_fds(here, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            _, descriptors = received_with_descriptor(here, 1)
         if not descriptors:
             raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory")
-        return int(descriptors[0])
+        return descriptors[0]
 
 
 def in_workers(memory: "session_pb2.PoolMemory.ValueType") -> bool:
