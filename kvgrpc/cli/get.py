@@ -236,12 +236,13 @@ def release_quarantine(  # noqa: PLR0913, PLR0917 - one argument per option, all
     def call(asked: Callable[["Client"], Awaitable[Any]]) -> Any:
         return _one(address, timeout_s, tls_dir, token_file, asked, "release-quarantine")
 
-    if force and not yes:
-        count = call(lambda server: ask(server, validate_only=True)).released_block_count
+    reply = call(lambda server: ask(server, validate_only=True)) if force and not yes else None
+    if reply is not None and (count := reply.released_block_count):
         sure = f"Does nothing write the {count} blocks any more, so that requests may use them?"
-        if count:
-            typer.confirm(sure, abort=True, err=True)
-    reply = call(ask)
+        typer.confirm(sure, abort=True, err=True)
+        reply = None
+    if reply is None:  # blocks that came after a look at none were not asked about
+        reply = call(ask)
     said = f"{reply.released_block_count} blocks are released; {reply.left_block_count} are still in quarantine"
     _say(reply, said, as_json=as_json)
     if reply.left_block_count:

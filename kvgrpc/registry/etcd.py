@@ -140,6 +140,8 @@ class EtcdRegistry:
         )(metadata=metadata)
         self._heard_at = _now()
         probing = asyncio.create_task(self._probe())
+        # A channel that closes ends no reads that began in another task, in some versions of gRPC.
+        probing.add_done_callback(lambda _: stream.cancel())
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 await stream.write(etcd_pb2.WatchRequest(create_request=begin))
@@ -158,7 +160,7 @@ class EtcdRegistry:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            # The probe closes the connection, then raises. If another one has closed it, the watch is cancelled.
+            # The probe ends the stream as it raises. If another one has closed it, the watch is cancelled.
             for ended in (await asyncio.wait({probing}, timeout=self._settings.timeout_s))[0]:
                 await ended
             raise

@@ -256,7 +256,10 @@ class _ScrapeServer(ThreadingHTTPServer):
                     request = scraper.socket = context.wrap_socket(
                         request, server_side=True, do_handshake_on_connect=False
                     )
-                request.do_handshake()
+                try:
+                    request.do_handshake()
+                except AttributeError:  # `end` has shut the connection down meanwhile
+                    raise ConnectionAbortedError from None
             super().process_request_thread(request, client_address)
         except OSError:
             self.shutdown_request(request)
