@@ -115,6 +115,16 @@ def registered(sender: "KVSender", receiver: "KVReceiver") -> None:
     polled_until(lambda: (receiver.poll(), sender.poll())[1] == INPUT, lambda: (sender._failure, receiver._failure))
 
 
+def replaced(of: Side, life: int) -> None:
+    """Idles, as a scheduler without requests does, until the engine has another lead than in the life `life`."""
+
+    def another() -> bool:
+        of.manager.wait()
+        return of.engine.incarnation != life
+
+    polled_until(another, lambda: "no other lead serves")
+
+
 def polled_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
     """Polls, as a scheduler does at every step, until the condition holds."""
     deadline = time.monotonic() + SOON_S

@@ -213,6 +213,16 @@ class KVManager(BaseKVManager):
         """
         self._reserve_none(source, room, content(opaque_id=b"unknown", tokens=1), cancelled=why)
 
+    def gives_nothing(self, key: bytes, why: str) -> None:
+        """Tells decode, which would wait for its timeout, that the lead refused the first part under this key."""
+        if self.engine is None:
+            return
+        try:
+            self.engine.push(content(opaque_id=b"unknown", tokens=1), transfer_key=key).fail(why)
+        except KVGrpcError as error:
+            _log.warning("kvgrpc: decode is not told about a refused part: %s", error)
+        self.flush()
+
     def _reserve_none(self, source: str, room: int, of: Content, cancelled: str = "") -> None:
         if self.engine is None:
             return
@@ -273,8 +283,10 @@ class KVManager(BaseKVManager):
                     del self._awaited[next(iter(self._awaited))]
 
     def wait(self) -> None:
-        """Waits for news, for a moment, if there may be some."""
-        if self._owners or self._expecting:
+        """Waits for news, for a moment, if there may be some. A dead lead is news without a request too: peers reach
+        this engine only through the next one.
+        """
+        if self._owners or self._expecting or (self.engine is not None and self.engine.due()):
             self.hear(IDLE_S)
 
     def _over(self, message: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Never
 from sglang.srt.disaggregation.base import BaseKVReceiver, KVPoll
 from sglang.srt.disaggregation.common.conn import KVTransferError
 
+from kvgrpc.core.values.ids import request_label
 from kvgrpc.engine import BlocksReturned, Event, Failed, Received
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.integrations.sglang.manager import KVManager
@@ -60,8 +61,8 @@ class KVReceiver(BaseKVReceiver):
                 found.blocks_of(kv_indices, aux_index, state_indices),
                 found.content_of(self.req, self.bootstrap_room, len(kv_indices)),
                 transfer_key=found.key_of(self.bootstrap_room), have_tokens=decode_prefix_len or 0,
-                source_address=self._source, request_id=str(self.req.rid) if self.req is not None else "",
-                after_step=step,
+                source_address=self._source, after_step=step,
+                request_id=request_label(str(self.req.rid)) if self.req is not None else "",
             )  # fmt: skip
         except KVGrpcError as error:
             self._failure = str(error)

@@ -10,9 +10,10 @@ from sglang.srt.disaggregation.base.conn import KVTransferMetric
 from sglang.srt.disaggregation.common.conn import KVTransferError
 from sglang.srt.environ import envs
 
+from kvgrpc.core.values.ids import request_label
 from kvgrpc.engine import BlocksReturned, Event, Failed
 from kvgrpc.engine.scheduler import TAKEN_BACK_S
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.integrations.sglang.manager import KVManager
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class KVSender(BaseKVSender):
         """Waits for decode's registration from now on."""
         if self.kv_mgr.engine is None:
             return
-        self._request_id = str(req.rid)
+        self._request_id = request_label(str(req.rid))
         try:
             self._content = self.kv_mgr.content_of(req, self.bootstrap_room, 0)
         except KVGrpcError as error:
@@ -103,6 +104,8 @@ class KVSender(BaseKVSender):
             case Failed(_, reason, message):
                 self._failure = self._failure or f"{reason}: {message}"
                 self._take_back()
+                if not event.transfer.transfer_id and reason is not Reason.ENGINE_LOST:
+                    self.kv_mgr.gives_nothing(self._key, self._failure)
             case BlocksReturned(_, telemetries):
                 self._over = True
                 self._bytes = sum(found.nbytes for found in telemetries) or None
