@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.client import connect_sync
+from kvgrpc.errors import Unavailable
 from tests.vllm.processes import end, tree_of
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,14 @@ class Server:
         with connect_sync(f"127.0.0.1:{self.lead_port}") as lead:
             counts = lead.status().counts
         return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
+
+    def attached(self) -> bool:
+        """Returns whether a lead serves it; between two leads none does."""
+        try:
+            with connect_sync(f"127.0.0.1:{self.lead_port}") as lead:
+                return lead.status().engine_attached
+        except Unavailable:
+            return False
 
     def processes(self) -> list[int]:
         """Returns its processes; a lead is one of them."""

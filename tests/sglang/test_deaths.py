@@ -32,6 +32,7 @@ def test_requests_that_wait_at_decode_fail_when_its_lead_is_killed_and_it_serves
             assert all("ENGINE_LOST" in one.result(HEARD_S)["error"] for one in waits)
         finally:
             pair.p.signal(signal.SIGCONT)
+    wait_until(pair.d.attached, lambda: "no other lead serves decode")
     pair.check_whole_memory(seed=9)
 
 
