@@ -7,7 +7,7 @@ from bench.walk.walks import ROOT, Walk, main
 
 CALLS = {"hand_over": 170, "pull": 765, "put_tensor": 1_280}
 FILES = {"hand_over": 41, "pull": 65, "put_tensor": 96}
-OWN_LINES = 74_030
+OWN_LINES = 74_060
 DEPENDENT_OPENINGS = 0
 
 
